@@ -1,0 +1,46 @@
+# `make demo` and `make test` are all that one needs to know: each makes .venv if it is not there, installs and runs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TESTS ?= -n 2
+
+.PHONY: demo test lint format check bench clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/python recipes/demo_bank.py
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+check: lint test
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# torch first and pinned: an open range takes a build for GPUs of several gigabytes even where it is of no use.
+$(VENV)/torch.stamp: constraints.txt
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(PIP) --editable '.[demo]'
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(PIP) --editable '.[all,dev]'
+	touch $@ $(VENV)/demo.stamp

@@ -1,0 +1,70 @@
+"""Columns as NumPy arrays over the mapped shards, without a copy and without a change of type.
+
+`datasets`' numpy and torch formats widen float16 to float32; these views do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ShardedColumn:
+    """A column of fixed width: one [n_i, W] array a shard, and the row at which each shard starts ([shards + 1])."""
+
+    parts: Sequence[npt.NDArray[Any]]
+    starts: Rows
+
+    def take(self, rows: npt.ArrayLike) -> npt.NDArray[Any]:
+        """The values of `rows` in the order given, [n, W], as a new array."""
+        wanted = np.asarray(rows, np.int64)
+        out = np.empty((len(wanted), self.parts[0].shape[1]), self.parts[0].dtype)
+        shard_of = np.searchsorted(self.starts, wanted, side="right") - 1
+        for shard in np.unique(shard_of):
+            here = np.flatnonzero(shard_of == shard)
+            out[here] = self.parts[shard][wanted[here] - self.starts[shard]]
+        return out
+
+
+def fixed_lists(column: pa.Array) -> npt.NDArray[Any]:
+    """A FixedSizeList column as an [n, width] array without a copy. (`.values` would ignore the slice.)"""
+    width = column.type.list_size
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), width)
+
+
+def fixed_bytes(column: pa.Array, width: int) -> npt.NDArray[np.uint8]:
+    """A binary column whose values all have `width` bytes as an [n, width] uint8 array without a copy."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    values = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return values.reshape(len(column), width)
+
+
+def binary_column(values: npt.NDArray[np.uint8]) -> pa.Array:
+    """An [n, width] uint8 array as an Arrow binary column without a copy."""
+    count, width = values.shape
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def list_values(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """A list column's flat values and its n + 1 offsets into them, starting at 0, without a copy."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    return column.flatten().to_numpy(zero_copy_only=True), offsets - offsets[0]
+
+
+def list_column(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array:
+    """Flat values and n + 1 offsets as an Arrow list column without a copy."""
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+
+
+def fixed_list_column(values: npt.NDArray[Any]) -> pa.Array:
+    """An [n, width] array as an Arrow FixedSizeList column without a copy."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])

@@ -1,0 +1,87 @@
+"""A feature bank as trainers use it: vectors by row or by text, without an index in memory and without widening float16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists
+from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, KeyFile, text_keys
+from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.errors import InputError
+
+MATRIX_FILE = "features.f16.npy"
+
+Vectors = npt.NDArray[np.float16]
+
+
+class FeatureBank(Bank):
+    """A committed feature bank: N vectors of width D, and the texts that they stand for."""
+
+    @property
+    def hidden_size(self) -> int:
+        """D, the width of a vector."""
+        return int(self.manifest["hidden_size"])
+
+    @cached_property
+    def matrix(self) -> Vectors:
+        """All vectors, [N, D] float16, memory-mapped from the mirror. InputError for a bank built without one."""
+        path = self.folder / MATRIX_FILE
+        if MATRIX_FILE not in {entry["name"] for entry in self.manifest["files"]}:
+            raise InputError(
+                f"{self.folder}: built with --no-mirror, so there is no matrix to map. Use .take(rows) or .vectors(texts), "
+                "which read the Arrow shards."
+            )
+        return np.load(path, mmap_mode="r")
+
+    @cached_property
+    def features(self) -> ShardedColumn:
+        """The vectors in the Arrow shards: [n_i, D] float16 a shard, memory-mapped."""
+        return ShardedColumn([fixed_lists(batch.column("features")) for batch in self.shards()], self.starts)
+
+    @cached_property
+    def digests(self) -> ShardedColumn:
+        """The texts' sha1 in the Arrow shards: [n_i, 20] uint8 a shard, memory-mapped."""
+        return ShardedColumn([fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in self.shards()], self.starts)
+
+    @cached_property
+    def _keys(self) -> KeyFile:
+        return KeyFile(self.folder / KEY_FILE)
+
+    def take(self, rows: npt.ArrayLike) -> Vectors:
+        """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards."""
+        return self.features.take(rows)
+
+    def rows(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
+        """The row of each text, [n] int64; −1 where the bank does not have it. Texts are stripped as `scan` strips them."""
+        return self._keys.find(text_keys(texts), self.digests)
+
+    def vectors(self, texts: Iterable[str]) -> Vectors:
+        """The vector of each text, [n, D] float16. InputError for a text that the bank does not have."""
+        texts = list(texts)
+        rows = self.rows(texts)
+        if (rows < 0).any():
+            missing = np.flatnonzero(rows < 0)
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(texts)} texts are not in this bank, the first one {texts[missing[0]][:60]!r}. "
+                "Use .rows(texts) to see which (−1), or build a bank that has them."
+            )
+        return self.take(rows)
+
+
+def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Bank:
+    """Open a committed bank; a FeatureBank where it holds features.
+
+    `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for `model_path`,
+    `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see `verify`).
+
+    Raises InputError (no bank), IncompleteBank (not committed), ContractError (not what was expected), CorruptBank (files
+    missing, cut or unreadable).
+    """
+    path, manifest = open_committed(folder, expect)
+    return (FeatureBank if manifest["kind"] == "features" else Bank)(path, manifest)

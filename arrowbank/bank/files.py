@@ -1,0 +1,226 @@
+"""Files that are either whole or not there: atomic publication, hashes, room on the disk, one writer a folder.
+
+A file is written beside its place under a hidden temporary name, flushed, synced, renamed, and the folder is synced. A crash at
+any moment leaves the old file or the new one, and at most a `.*.tmp` that the next writer sweeps away.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from arrowbank.errors import ArrowbankError, BankLocked, DiskFull, InputError
+
+READ_BYTES = 1 << 22
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+
+
+class HashedFile:
+    """A write-only file that hashes and counts what passes through it."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._sha256 = hashlib.sha256()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write `data` (anything with a buffer) whole; the bytes written."""
+        view = memoryview(data).cast("B")
+        self._sha256.update(view)
+        written = 0
+        while written < len(view):  # an unbuffered write may take less than it is given (2 GiB at most on Linux)
+            written += self._raw.write(view[written:])
+        self.bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        self._raw.flush()
+
+    def sync(self) -> None:
+        """Flush to the disk itself."""
+        self._raw.flush()
+        os.fsync(self._raw.fileno())
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
+
+
+@contextmanager
+def publishing(path: Path) -> Iterator[HashedFile]:
+    """Write the file `path` through the yielded handle; it appears under its name, whole and synced, when the block ends well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with explained(path):
+        try:
+            with open(temporary, "xb", buffering=0) as raw:
+                file = HashedFile(raw)
+                yield file
+                file.sync()
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def publish_bytes(path: Path, data: bytes) -> str:
+    """Publish `data` as the file `path`; its sha256."""
+    with publishing(path) as file:
+        file.write(data)
+    return file.sha256
+
+
+def publish_json(path: Path, value: object) -> str:
+    """Publish `value` as indented JSON with sorted keys; its sha256."""
+    return publish_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: object) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Remove what killed writers left behind in `folder`."""
+    for leftover in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):
+            leftover.unlink()
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        buffer = memoryview(bytearray(READ_BYTES))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals under `path` into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        translated = explain(error, path)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def explain(error: OSError, path: Path) -> ArrowbankError | None:
+    """The arrowbank error for what the operating system refused under `path`, or None where it has no better words."""
+    if error.errno in NO_ROOM:
+        return DiskFull(
+            f"{path}: no room left while writing ({error.strerror}). Everything finished so far is kept. "
+            "Make room and run the same command again: it goes on from here."
+        )
+    if error.errno in NO_ACCESS:
+        return InputError(f"{path}: cannot be written ({error.strerror}). Give a folder that this user may write to.")
+    return None
+
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Raise DiskFull when the disk under `folder` has less than `needed` bytes free for `what`."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise DiskFull(
+            f"{folder}: {what} takes {human_bytes(needed)}, the disk has {human_bytes(free)} free. "
+            "Make room or give a folder on another disk."
+        )
+
+
+def human_bytes(count: float) -> str:
+    """A byte count for people: 1.5 GB, in powers of ten."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class FolderLock:
+    """The right to write a bank, held by an open file: the system gives it back when its process ends, however it ends.
+
+    An exclusive writer holds `lock` alone. Workers of a job array share `lock`, and each holds its own `lock-i` alone.
+    """
+
+    def __init__(self, folder: Path, worker: int | None = None) -> None:
+        self._handles: list[int] = []
+        if worker is None:
+            self._take(folder / "lock", fcntl.LOCK_EX)
+        else:
+            self._take(folder / "lock", fcntl.LOCK_SH)
+            self._take(folder / f"lock-{worker}", fcntl.LOCK_EX)
+
+    def _take(self, path: Path, how: int) -> None:
+        while True:
+            with explained(path):
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 500, 0).decode("utf-8", "replace").strip() or "unknown"
+                os.close(handle)
+                self.release()
+                raise BankLocked(
+                    f"{path.parent.parent}: another process is writing this bank (holder: {holder}). "
+                    "Wait until it has ended, or give another folder."
+                ) from None
+            if _is_still(handle, path):  # else its last holder removed it between our open and our lock
+                break
+            os.close(handle)
+        if how == fcntl.LOCK_EX:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self._handles.append(handle)
+
+    def release(self) -> None:
+        """Give the right back."""
+        while self._handles:
+            os.close(self._handles.pop())
+
+
+@contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` alone, after waiting for whoever holds it."""
+    with explained(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(handle)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)

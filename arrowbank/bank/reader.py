@@ -1,0 +1,146 @@
+"""Opening a committed bank: nothing is believed that is cheap to check, and nothing is read that is not asked for.
+
+Sizes and row counts of every shard are checked on opening (a stream file cut at a batch boundary otherwise loads short and
+silently); hashes are `verify`'s. Columns are zero-copy arrays over the memory-mapped shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, read_json, read_manifest, shard_name
+from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
+
+if TYPE_CHECKING:
+    import datasets
+
+# how the command line and people call what trainers' manifests call otherwise
+EXPECT_ALIASES = {"model": "model_path", "max_tokens": "max_key_tokens", "dim": "hidden_size"}
+
+
+class Bank:
+    """A committed bank, read-only. `len(bank)` is its rows."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.kind: str = manifest["kind"]
+        self.plan_digest: str = manifest["plan_digest"]
+        entries = {entry["name"]: entry for entry in manifest["files"]}
+        self.shard_names = _shards_in(folder, entries)
+        self.shard_rows = [int(entries[name]["rows"]) for name in self.shard_names]
+        self.starts: npt.NDArray[np.int64] = np.cumsum([0, *self.shard_rows])
+        self._check_files(entries)
+        self._batches = [self._map(index) for index in range(len(self.shard_names))]
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.folder}: {len(self)} rows, {self.kind}>"
+
+    def _check_files(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, entry in entries.items():
+            path = self.folder / name
+            size = path.stat().st_size if path.exists() else None
+            if size != entry["bytes"]:
+                found = "the file is missing" if size is None else f"{size} bytes on disk"
+                raise CorruptBank(
+                    f"{path}: {found}, the manifest says {entry['bytes']}. Restore it from a copy, or make it again with the "
+                    "command that made the bank (encode: --shards with its number)."
+                )
+        if len(self) != self.manifest["rows"]:
+            raise CorruptBank(f"{self.folder}: shards hold {len(self)} rows, the manifest says {self.manifest['rows']}.")
+
+    def _map(self, index: int) -> pa.RecordBatch:
+        path = self.folder / self.shard_names[index]
+        try:
+            stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+            batch = stream.read_next_batch()
+        except (pa.ArrowInvalid, StopIteration, OSError) as error:
+            raise CorruptBank(f"{path}: not readable as an Arrow stream ({error}). Restore it or make it again.") from None
+        if batch.num_rows != self.shard_rows[index]:
+            raise CorruptBank(f"{path}: {batch.num_rows} rows, the manifest says {self.shard_rows[index]}.")
+        return batch
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._batches[0].schema.names)
+
+    def shard(self, index: int) -> pa.RecordBatch:
+        """Shard `index` as a memory-mapped record batch."""
+        return self._batches[index]
+
+    def shards(self) -> Iterator[pa.RecordBatch]:
+        """All shards in row order, memory-mapped."""
+        return iter(self._batches)
+
+    def slice(self, start: int, stop: int, columns: list[str] | None = None) -> pa.Table:
+        """Rows start … stop − 1 as a zero-copy table of `columns` (all)."""
+        batches = []
+        for index, batch in enumerate(self._batches):
+            low, high = max(start, int(self.starts[index])), min(stop, int(self.starts[index + 1]))
+            if low < high:
+                piece = batch.slice(low - int(self.starts[index]), high - low)
+                batches.append(piece.select(columns) if columns else piece)
+        schema = self._batches[0].schema
+        wanted = pa.schema([schema.field(name) for name in columns]) if columns else schema
+        return pa.Table.from_batches(batches, wanted)
+
+    @cached_property
+    def dataset(self) -> datasets.Dataset:
+        """What `datasets.load_from_disk(folder)` gives."""
+        from datasets import load_from_disk
+
+        return load_from_disk(str(self.folder))
+
+
+def open_committed(folder: str | Path, expect: Mapping[str, Any] | None = None) -> tuple[Path, Manifest]:
+    """The folder and manifest of a committed bank that is what `expect` says.
+
+    Raises InputError (no bank there), IncompleteBank (not committed), ContractError (a field differs).
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if not (folder / STATE).is_file() or not manifest.get("complete"):
+        total = manifest.get("text_count")
+        raise IncompleteBank(
+            f"{folder}: not committed (complete is {str(manifest.get('complete')).lower()}, {manifest.get('rows')} rows of "
+            f"{total if total is not None else 'an unknown number'} at the last count). Run the command that builds it again: "
+            "it goes on where it stopped."
+        )
+    check_contract(folder, manifest, expect or {})
+    return folder, manifest
+
+
+def check_contract(folder: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:
+    """Raise ContractError for the first field of `expect` (dotted names reach inside) that the manifest does not equal."""
+    for name, wanted in expect.items():
+        value: Any = manifest
+        for part in EXPECT_ALIASES.get(name, name).split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value != wanted:
+            known = "" if value is not None else f" The manifest has: {', '.join(sorted(manifest))}."
+            raise ContractError(
+                f"{folder}: {name} is {value!r}, expected {wanted!r}.{known} "
+                "Give the bank that was built for this, or build one.",
+                name,
+            )
+
+
+def _shards_in(folder: Path, entries: Mapping[str, object]) -> list[str]:
+    state = read_json(folder / STATE)
+    try:
+        names = [item["filename"] for item in state["_data_files"]]
+    except (KeyError, TypeError):
+        names = []
+    if not names or names != [shard_name(index) for index in range(len(names))] or not set(names) <= set(entries):
+        raise CorruptBank(f"{folder / STATE}: does not list the shards of {MANIFEST}. Restore it or rebuild the bank.")
+    return names

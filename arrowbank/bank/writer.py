@@ -1,0 +1,395 @@
+"""Writing a bank: take the lock, check the plan, keep what is good, write shards with receipts, commit last.
+
+`state.json` is the commit: before it is there, `datasets.load_from_disk` fails and `open_bank` refuses. `manifest.json` is there
+from the start of a build, with `complete: false`. The journal of a build is the set of receipts in `journal/`; there is no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from arrowbank.bank.files import (
+    FolderLock,
+    HashedFile,
+    explained,
+    json_bytes,
+    publish_bytes,
+    publish_json,
+    publishing,
+    sha256_of,
+    sweep_temporaries,
+    sync_folder,
+    waiting_lock,
+)
+from arrowbank.bank.manifest import (
+    CARD,
+    FORMAT,
+    INFO,
+    JOURNAL,
+    LOG,
+    MANIFEST,
+    SHARD_NAME,
+    STATE,
+    Manifest,
+    Receipt,
+    dataset_info,
+    dataset_state,
+    differing_fields,
+    plan_digest,
+    read_json,
+    read_manifest,
+    shard_name,
+)
+from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes finished files and their receipts; what a worker process gets instead of the whole writer."""
+
+    folder: Path
+    plan_digest: str
+
+    def write_shard(self, index: int, batch: pa.RecordBatch) -> Receipt:
+        """Publish shard `index` as an IPC stream of the one record batch, then its receipt."""
+
+        def write(file: HashedFile) -> None:
+            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batch.schema) as stream:
+                stream.write_batch(batch)
+
+        return self.write_file(shard_name(index), write, rows=batch.num_rows)
+
+    def write_file(self, name: str, write: Callable[[HashedFile], None], *, rows: int | None = None) -> Receipt:
+        """Publish the file `name` of the bank through `write`, then its receipt."""
+        start = time.monotonic()
+        with publishing(self.folder / name) as file:
+            write(file)
+        return self.sign(name, rows=rows, size=file.bytes, sha256=file.sha256, seconds=time.monotonic() - start)
+
+    def sign(self, name: str, *, rows: int | None, size: int, sha256: str, seconds: float = 0.0) -> Receipt:
+        """Write the receipt of a file that is in place."""
+        receipt = Receipt(
+            name=name, rows=rows, bytes=size, sha256=sha256, plan_digest=self.plan_digest, seconds=round(seconds, 6)
+        )
+        publish_json(self.folder / JOURNAL / f"{name}.json", receipt.to_json())
+        return receipt
+
+
+class BankWriter:
+    """The one writer of a bank folder, as a context manager.
+
+    `kind` and `recipe` (a JSON value of everything that decides the rows) make the plan digest. `manifest` holds the fields that
+    are known before the work. `worker` is the number of this worker in a job array: such writers share the folder. Shards in `redo` may
+    be damaged or missing, even in a committed bank: they lose their receipts and are written again.
+
+    Raises PlanMismatch when the folder holds work of another recipe and `restart` is false, BankLocked when another process
+    writes there, CorruptBank when a receipt and its file disagree, InputError for a folder that holds something else.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        kind: str,
+        recipe: Mapping[str, Any],
+        restart: bool = False,
+        manifest: Mapping[str, Any] | None = None,
+        worker: int | None = None,
+        redo: Collection[int] = (),
+    ) -> None:
+        self.folder = Path(folder)
+        self.kind = kind
+        self.recipe = json.loads(json.dumps(recipe))
+        self.plan_digest = plan_digest(kind, self.recipe)
+        self.shards = ShardWriter(self.folder, self.plan_digest)
+        self.receipts: dict[str, Receipt] = {}
+        self.committed = False
+        self._fields = dict(manifest or {})
+        self._restart, self._worker, self._redo = restart, worker, frozenset(redo)
+        self._lock: FolderLock | None = None
+
+    # entering and leaving
+
+    def __enter__(self) -> BankWriter:
+        self._refuse_other_folders()
+        journal = self.folder / JOURNAL
+        with explained(self.folder):
+            journal.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(journal, self._worker)
+        try:
+            self._open()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.committed:
+            self._drop_journal()
+        if self._lock:
+            self._lock.release()
+            self._lock = None
+
+    def _refuse_other_folders(self) -> None:
+        if not self.folder.exists():
+            return
+        if not self.folder.is_dir():
+            raise InputError(f"{self.folder}: is a file. Give a folder for the bank.")
+        inside = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")} - {JOURNAL}
+        if inside and MANIFEST not in inside:
+            example = ", ".join(sorted(inside)[:3])
+            raise InputError(f"{self.folder}: holds files that are not a bank's ({example}, …). Give a new or empty folder.")
+
+    def _open(self) -> None:
+        if self._worker is None:
+            sweep_temporaries(self.folder)
+            sweep_temporaries(self.folder / JOURNAL)
+        found = read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
+        if found is not None and self._restart:
+            self._clear(found)
+            found = None
+        if found is not None:
+            self._refuse_other_plans(found)
+            self.committed = (self.folder / STATE).exists()
+        if self.committed and found is not None:
+            self._keep_committed(found)
+        if not self.committed:
+            self.receipts = self._kept_receipts()
+            self.save_progress()
+
+    def _refuse_other_plans(self, found: Manifest) -> None:
+        if found.get("plan_digest") == self.plan_digest:
+            return
+        fields = differing_fields(
+            {"kind": found.get("kind"), "recipe": found.get("recipe")}, {"kind": self.kind, "recipe": self.recipe}
+        )
+        fields = {name.removeprefix("recipe."): pair for name, pair in fields.items()}
+        lines = "".join(f"\n  {name}: found {_short(old)}, wanted {_short(new)}" for name, (old, new) in fields.items())
+        raise PlanMismatch(
+            f"{self.folder}: holds work of another plan; these fields differ:{lines}\n"
+            "Give --restart to throw that work away, or another folder to keep it.",
+            fields,
+        )
+
+    def _clear(self, found: Manifest) -> None:
+        """Throw away the bank that is here; its commit first, so that no moment shows a committed bank with files missing."""
+        names = [STATE, *(entry["name"] for entry in found.get("files", ())), INFO, CARD, LOG, MANIFEST]
+        names += [path.name for path in self.folder.iterdir() if SHARD_NAME.fullmatch(path.name)]
+        for name in names:
+            if name != MANIFEST:
+                (self.folder / name).unlink(missing_ok=True)
+        for receipt in (self.folder / JOURNAL).glob("*.json"):
+            receipt.unlink()
+        shutil.rmtree(self.work_dir, ignore_errors=True)
+        (self.folder / MANIFEST).unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def _keep_committed(self, found: Manifest) -> None:
+        """Check a committed bank's sizes; reopen it for the damaged shards that are to be redone."""
+        self.receipts = {
+            entry["name"]: Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]
+        }
+        deep = bool(self._redo)
+        damaged = [receipt for receipt in self.receipts.values() if self._damage(receipt, deep=deep and receipt.shard in self._redo)]
+        for receipt in damaged:
+            if receipt.shard is None or receipt.shard not in self._redo:
+                raise CorruptBank(f"{self._damage(receipt)} {_remedy(receipt)}")
+        if damaged:
+            self._reopen({receipt.name for receipt in damaged})
+
+    def _reopen(self, damaged: set[str]) -> None:
+        """Turn a committed bank back into a build that lacks the damaged shards. Receipts first: nothing good is ever without one."""
+        for receipt in self.receipts.values():
+            if receipt.shard is not None and receipt.name not in damaged:
+                publish_json(self.folder / JOURNAL / f"{receipt.name}.json", receipt.to_json())
+        (self.folder / STATE).unlink()
+        sync_folder(self.folder)
+        self.committed = False
+
+    def _kept_receipts(self) -> dict[str, Receipt]:
+        """The receipts of this plan whose files are whole, by name."""
+        receipts = [Receipt(**read_json(path)) for path in sorted((self.folder / JOURNAL).glob("*.json"))]
+        receipts = [receipt for receipt in receipts if receipt.plan_digest == self.plan_digest]
+        with ThreadPoolExecutor() as pool:
+            # each worker of a job array would read every shard of the others: it checks sizes only
+            damages = list(pool.map(lambda receipt: self._damage(receipt, deep=self._worker is None), receipts))
+        kept = {}
+        for receipt, damage in zip(receipts, damages, strict=True):
+            if not damage:
+                kept[receipt.name] = receipt
+            elif receipt.shard in self._redo:
+                (self.folder / JOURNAL / f"{receipt.name}.json").unlink()
+            else:
+                raise CorruptBank(f"{damage} {_remedy(receipt)}")
+        return kept
+
+    def _damage(self, receipt: Receipt, *, deep: bool = False) -> str:
+        """What is wrong with the file of `receipt`, or nothing. `deep` reads it all."""
+        path = self.folder / receipt.name
+        if not path.exists():
+            return f"{path}: the file is missing; its receipt says {receipt.bytes} bytes."
+        if (size := path.stat().st_size) != receipt.bytes:
+            return f"{path}: {size} bytes on disk, its receipt says {receipt.bytes}: the file was cut or changed."
+        if deep and sha256_of(path) != receipt.sha256:
+            return f"{path}: its bytes are not those of its receipt (sha256 differs): the file was changed or the disk is failing."
+        return ""
+
+    # writing
+
+    @property
+    def work_dir(self) -> Path:
+        """A folder for what a stage keeps only while it builds; removed by the commit."""
+        return self.folder / JOURNAL / "work"
+
+    @property
+    def done_shards(self) -> dict[int, Receipt]:
+        """The receipts of finished shards, by shard number."""
+        return {receipt.shard: receipt for receipt in self.receipts.values() if receipt.shard is not None}
+
+    @property
+    def done_rows(self) -> int:
+        return sum(receipt.rows or 0 for receipt in self.done_shards.values())
+
+    def write_shard(self, index: int, batch: pa.RecordBatch) -> Receipt:
+        """Publish shard `index` and its receipt."""
+        return self.accept(self.shards.write_shard(index, batch))
+
+    def accept(self, receipt: Receipt) -> Receipt:
+        """Enter a finished shard that was written here or by a worker."""
+        self.receipts[receipt.name] = receipt
+        for other in [other for other in self.receipts.values() if other.shard is None]:
+            del self.receipts[other.name]  # made from shards that were not all there: to be made again
+            (self.folder / JOURNAL / f"{other.name}.json").unlink(missing_ok=True)
+        self.log("shard", shard=receipt.shard, rows=receipt.rows, bytes=receipt.bytes, seconds=receipt.seconds)
+        return receipt
+
+    def adopt_shard(self, index: int, source: Path, *, rows: int, sha256: str) -> Receipt:
+        """Take the shard file `source` of another bank as shard `index`, by a hard link where the disks allow it."""
+        path = self.folder / shard_name(index)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)
+        with explained(path):
+            try:
+                os.link(source, temporary)
+            except OSError:
+                shutil.copyfile(source, temporary)
+            os.replace(temporary, path)
+            sync_folder(self.folder)
+        return self.accept(self.shards.sign(path.name, rows=rows, size=path.stat().st_size, sha256=sha256))
+
+    def write_file(self, name: str, write: Callable[[HashedFile], None], *, rows: int | None = None) -> Receipt:
+        """Publish a file that is no shard and its receipt; a whole one from an earlier run is kept."""
+        if name not in self.receipts:
+            self.receipts[name] = self.shards.write_file(name, write, rows=rows)
+        return self.receipts[name]
+
+    def save_progress(self, **fields: object) -> None:
+        """Write the manifest of the unfinished bank, with `complete: false` and `fields` brought up to date."""
+        self._fields |= fields
+        with waiting_lock(self.folder / JOURNAL / "lock-commit"):
+            if not (self.folder / STATE).exists():
+                publish_json(self.folder / MANIFEST, self._manifest(complete=False, files=[]))
+
+    def refresh(self) -> None:
+        """Read the receipts again: other workers of a job array may have finished more."""
+        self.receipts = self._kept_receipts()
+
+    def log(self, event: str, **facts: object) -> None:
+        """Append a line to build.jsonl, the file for times, hosts and rates."""
+        line = json.dumps({"time": round(time.time(), 3), "host": socket.gethostname(), "event": event, **facts})
+        with explained(self.folder / LOG), open(self.folder / LOG, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _manifest(self, *, complete: bool, files: list[dict[str, Any]]) -> Manifest:
+        return {
+            **self._fields,
+            "format": FORMAT,
+            "kind": self.kind,
+            "plan_digest": self.plan_digest,
+            "recipe": self.recipe,
+            "rows": self.done_rows,
+            "complete": complete,
+            "files": files,
+        }
+
+    # committing
+
+    def commit(self, *, rows: int, card: str, manifest: Mapping[str, Any] | None = None) -> Manifest:
+        """Make the bank one that opens: column types, card, manifest, and last `state.json`. The manifest.
+
+        Raises IncompleteBank when the shards' receipts do not add up to `rows`.
+        """
+        shards = self.done_shards
+        if not shards or sorted(shards) != list(range(len(shards))) or self.done_rows != rows:
+            raise IncompleteBank(
+                f"{self.folder}: {self.done_rows} of {rows} rows are there, in shards {_ranges(shards)}. "
+                "Run the same command again for the rest."
+            )
+        with waiting_lock(self.folder / JOURNAL / "lock-commit"):  # of workers that see the last receipt, one commits
+            if not (self.folder / STATE).exists():
+                self._fields |= manifest or {}
+                self._write_commit([shards[index].name for index in sorted(shards)], card)
+        self.committed = True
+        return read_manifest(self.folder)
+
+    def _write_commit(self, shards: list[str], card: str) -> None:
+        with pa.memory_map(str(self.folder / shards[0])) as source, pa.ipc.open_stream(source) as stream:
+            info = dataset_info(stream.schema)
+        for name, data in ((INFO, json_bytes(info)), (CARD, card.encode())):
+            sha256 = publish_bytes(self.folder / name, data)
+            self.receipts[name] = Receipt(
+                name=name, rows=None, bytes=len(data), sha256=sha256, plan_digest=self.plan_digest
+            )
+        entries = [receipt.entry() for receipt in self.receipts.values()]
+        sweep_temporaries(self.folder)
+        self.log("commit", rows=self.done_rows)
+        publish_json(
+            self.folder / MANIFEST, self._manifest(complete=True, files=sorted(entries, key=lambda entry: str(entry["name"])))
+        )
+        publish_json(self.folder / STATE, dataset_state(shards, self.plan_digest))
+
+    def _drop_journal(self) -> None:
+        shutil.rmtree(self.work_dir, ignore_errors=True)
+        for path in (self.folder / JOURNAL).glob("*"):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        with suppress(OSError):  # another worker of a job array still has its lock there
+            (self.folder / JOURNAL).rmdir()
+
+
+def _remedy(receipt: Receipt) -> str:
+    if receipt.shard is None:
+        return "Give --restart, or build the bank in another folder."
+    return (
+        f"The other shards are kept. Restore the file, or run the same command with --shards {receipt.shard} to make it again "
+        "(a stage without --shards: --restart)."
+    )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _ranges(numbers: Collection[int]) -> str:
+    """Sorted numbers for people: 0-2, 5."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}-{high}" if low < high else f"{low}" for low, high in parts) or "none"

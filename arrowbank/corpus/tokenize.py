@@ -1,0 +1,329 @@
+"""Texts bank → tokens bank: one row a text, its `input_ids` (list<int32>) and `length` (int32), in the texts' order.
+
+The work is a `Dataset.map` over one shard of rows at a time, so that a crash loses one shard. Inside it a Python process does as
+little as it can: texts go into the Rust tokenizer as a list, ids come out as lists and go into one Arrow array. The tokenizer is read before
+the map forks, so that no worker reads it again. What a shard holds depends on its texts and the recipe alone, not on how many processes made it.
+
+What `map` keeps on disk meanwhile lies in the bank's journal under the recipe's hash *and* the number of processes (datasets takes the
+number of pieces from files that are there already), and is never believed by a later run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from arrowbank import models
+from arrowbank.bank import Bank, BankWriter, open_bank
+from arrowbank.bank.files import publish_json
+from arrowbank.bank.manifest import Manifest, read_json
+from arrowbank.corpus.children import bound_children
+from arrowbank.errors import InputError, WorkerDied
+from arrowbank.plan import SHARD_ROWS, Shard, shard_ranges
+from arrowbank.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    import datasets
+    from tokenizers import Tokenizer
+
+METHOD = 1  # raise it when the same recipe would give other ids
+BATCH_ROWS = 1000
+ROWS_WORTH_A_PROCESS = 2000
+MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
+CARRIED = ("sources", "train_sha256", "eval_sha256", "kinds", "text_count")
+
+RESULT_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32(), "truncated": pa.bool_(), "empty": pa.bool_()})
+BANK_COLUMNS = ["input_ids", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeConfig:
+    """How texts become tokens. `tokenizer` is a folder or a name that transformers knows; it must be a fast one.
+
+    `max_tokens` counts special tokens, where `special_tokens` asks for them. `prompt` goes before every text. `on_long` is what
+    happens to a text of more tokens: "truncate" (on the tokenizer's own side, counted) or "error".
+    """
+
+    tokenizer: str
+    max_tokens: int = 256
+    special_tokens: bool = False
+    on_long: str = "truncate"
+    prompt: str = ""
+    trust_remote_code: bool = False
+    shard_rows: int = SHARD_ROWS
+
+    def __post_init__(self) -> None:
+        if not self.tokenizer:
+            raise InputError("tokenizer is empty. Give a model folder or name.")
+        if self.on_long not in ("truncate", "error"):
+            raise InputError(f"on_long is {self.on_long!r}, it must be 'truncate' or 'error'.")
+        for name in ("max_tokens", "shard_rows"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1.")
+
+    @property
+    def rows_a_shard(self) -> int:
+        """`shard_rows`, or as many as keep a shard's ids within 32-bit offsets."""
+        return max(1, min(self.shard_rows, MAX_LIST_VALUES // self.max_tokens))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What `map` calls with a table of texts, here or in a worker process: a table of RESULT_SCHEMA comes back."""
+
+    tokenizer_file: Path
+    prompt: str
+    max_tokens: int
+    special_tokens: bool
+    split_special_tokens: bool
+
+    def backend(self) -> Tokenizer:
+        """The Rust tokenizer, truncation set."""
+        return _read_backend(self.tokenizer_file, self.split_special_tokens)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        texts = table.column("text").to_pylist()
+        if self.prompt:
+            texts = [self.prompt + text for text in texts]
+        encodings = self.backend().encode_batch_fast(texts, add_special_tokens=self.special_tokens)
+        ids = [encoding.ids for encoding in encodings]
+        truncated = [len(i) >= self.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
+        empty = [not i for i in ids]
+        if any(empty):
+            ids = [i or [0] for i in ids]
+        lengths = np.fromiter(map(len, ids), np.int32, len(ids))
+        offsets = np.zeros(len(ids) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        values = np.fromiter(chain.from_iterable(ids), np.int32, int(offsets[-1]))
+        column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+        return pa.Table.from_arrays([column, pa.array(lengths), pa.array(truncated), pa.array(empty)], schema=RESULT_SCHEMA)
+
+
+def tokenize(
+    config: TokenizeConfig,
+    texts: str | Path,
+    out: str | Path,
+    *,
+    num_proc: int | None = None,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Tokenize the texts bank `texts` into the tokens bank `out`, in `num_proc` processes (None: one a core); its manifest.
+
+    Goes on where an earlier run of the same recipe stopped. Raises InputError (a tokenizer that is not fast; a text that is too
+    long, under `on_long="error"`), PlanMismatch, BankLocked, DiskFull, WorkerDied.
+    """
+    if num_proc is not None and num_proc < 1:
+        raise InputError(f"num_proc is {num_proc}, it must be at least 1.")
+    source = open_bank(texts)
+    if "text" not in source.columns:
+        raise InputError(f"{texts}: a bank of kind {source.kind!r} without a text column. Give a texts bank, made by `arrowbank scan`.")
+    folder, tokenizer = _load_fast(config)
+    fields = _manifest_fields(config, models.tokenizer_fingerprint(folder), source, Path(out))
+    with BankWriter(out, kind="tokens", recipe=_recipe(fields, config), restart=restart, manifest=fields) as bank:
+        if not bank.committed:
+            work = _Work(config, source, bank, tokenizer, num_proc or os.cpu_count() or 1)
+            work.run(progress)
+            counts = work.counts()
+            bank.commit(rows=len(source), manifest={"counts": counts}, card=_card(fields, counts, len(source)))
+    return open_bank(out).manifest
+
+
+class _Work:
+    """One run over the shards that are missing."""
+
+    def __init__(self, config: TokenizeConfig, source: Bank, bank: BankWriter, tokenizer: Any, processes: int) -> None:
+        self._config, self._source, self._bank, self._processes = config, source, bank, processes
+        self._shards = shard_ranges(_generations(source), config.rows_a_shard)
+        self._cache = bank.work_dir / "map"
+        shutil.rmtree(self._cache, ignore_errors=True)  # a killed run's: to datasets a file that exists is a good one
+        self._cache.mkdir(parents=True)
+        self._batches = Batches(
+            _save_backend(tokenizer, config, self._cache / f"tokenizer-{bank.plan_digest[:16]}.json"),
+            config.prompt,
+            config.max_tokens,
+            config.special_tokens,
+            bool(tokenizer.split_special_tokens),
+        )
+        self._batches.backend()  # read it before the forks
+
+    def run(self, progress: Progress) -> None:
+        missing = [shard for shard in self._shards if not self._is_done(shard)]
+        done = len(self._source) - sum(shard.rows for shard in missing)
+        with progress.phase("tokenize", len(self._source)) as phase, quiet_datasets(), bound_children():
+            phase.advance(done)
+            for shard in missing:
+                self._write(shard)
+                phase.advance(shard.rows)
+
+    def counts(self) -> dict[str, int]:
+        """Truncated and empty texts and tokens, over all shards."""
+        every = [read_json(self._counts_file(shard)) for shard in self._shards]
+        return {name: sum(counts[name] for counts in every) for name in ("truncated", "empty", "tokens")}
+
+    def _counts_file(self, shard: Shard) -> Path:
+        return self._bank.work_dir / f"counts-{shard.index:05d}.json"
+
+    def _is_done(self, shard: Shard) -> bool:
+        return shard.index in self._bank.done_shards and self._counts_file(shard).exists()
+
+    def _write(self, shard: Shard) -> None:
+        table = self._map(shard).data.table.combine_chunks()
+        truncated = table.column("truncated").to_numpy()
+        if self._config.on_long == "error" and truncated.any():
+            raise self._too_long(shard.start + int(truncated.argmax()))
+        counts = {
+            "truncated": int(truncated.sum()),
+            "empty": int(table.column("empty").to_numpy().sum()),
+            "tokens": int(table.column("length").to_numpy().sum(dtype=np.int64)),
+        }
+        publish_json(self._counts_file(shard), counts)  # before the shard: a receipt then always has its counts
+        # to_batches gives one batch for what combine_chunks made one; the schema loses datasets' own metadata
+        (batch,) = table.select(BANK_COLUMNS).replace_schema_metadata(None).to_batches()
+        self._bank.write_shard(shard.index, batch)
+        for piece in self._cache.glob("*.arrow"):
+            piece.unlink()
+
+    def _map(self, shard: Shard) -> datasets.Dataset:
+        from datasets import Features, List, Value
+
+        processes = min(self._processes, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
+        name = f"{self._bank.plan_digest[:32]}-{shard.index:05d}-{processes}"
+        rows = self._source.dataset.select_columns(["text"]).select(range(shard.start, shard.stop)).with_format("arrow")
+        features = {"input_ids": List(Value("int32")), "length": Value("int32"), "truncated": Value("bool"), "empty": Value("bool")}
+        try:
+            return rows.map(
+                self._batches,
+                batched=True,
+                batch_size=BATCH_ROWS,
+                remove_columns=["text"],
+                features=Features(features),
+                num_proc=processes if processes > 1 else None,
+                cache_file_name=str(self._cache / f"{name}.arrow"),
+                load_from_cache_file=False,
+                new_fingerprint=name,
+                writer_batch_size=shard.rows,
+            )
+        except RuntimeError as error:
+            if "abruptly died" not in str(error):
+                raise
+            raise WorkerDied(
+                f"{self._bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of memory?). "
+                "Finished shards are kept: run the same command again, with a smaller --num-proc if memory is short."
+            ) from error
+
+    def _too_long(self, row: int) -> InputError:
+        text = self._source.slice(row, row + 1, ["text"]).column("text")[0].as_py()
+        backend = _read_backend(self._batches.tokenizer_file, self._batches.split_special_tokens, truncation=False)
+        length = len(backend.encode(self._config.prompt + text, add_special_tokens=self._config.special_tokens).ids)
+        return InputError(
+            f"{self._source.folder}: row {row} has {length} tokens, more than --max-tokens {self._config.max_tokens}: {text[:80]!r}. "
+            "Raise --max-tokens, shorten the text, or give --on-long truncate."
+        )
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """No bars of datasets' own, one thread a tokenizer, and the environment afterwards as it was."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    name = "TOKENIZERS_PARALLELISM"
+    environment, before, were_on = os.environ, os.environ.get(name), not are_progress_bars_disabled()
+    if were_on:
+        disable_progress_bars()
+    environment[name] = "false"
+    try:
+        yield
+    finally:
+        os.environ = environment  # noqa: B003 - map puts a copy in its place and leaves it there
+        if before is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = before
+        if were_on:
+            enable_progress_bars()
+
+
+@lru_cache(maxsize=2)
+def _read_backend(path: Path, split_special_tokens: bool, truncation: bool = True) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(path))
+    backend.encode_special_tokens = split_special_tokens
+    if not truncation:
+        backend.no_truncation()
+    return backend
+
+
+def _save_backend(tokenizer: Any, config: TokenizeConfig, path: Path) -> Path:
+    """Write the Rust tokenizer, set as `tokenizer(text, truncation=True, max_length=…)` sets it, for this run's processes."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    added = backend.num_special_tokens_to_add(False) if config.special_tokens else 0
+    if config.max_tokens <= added:
+        raise InputError(f"max_tokens is {config.max_tokens}, the tokenizer's own special tokens take {added}. Give more.")
+    backend.no_padding()
+    backend.enable_truncation(config.max_tokens, stride=0, strategy="longest_first", direction=tokenizer.truncation_side)
+    backend.save(str(path))
+    return path
+
+
+def _load_fast(config: TokenizeConfig) -> tuple[Path, Any]:
+    folder = models.resolve_model(config.tokenizer)
+    tokenizer = models.load_tokenizer(config.tokenizer, trust_remote_code=config.trust_remote_code)
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"{config.tokenizer}: {type(tokenizer).__name__} is not a fast tokenizer. Save it with a tokenizer.json "
+            "(transformers converts most slow ones), and give that folder."
+        )
+    return folder, tokenizer
+
+
+def _generations(source: Bank) -> list[int]:
+    return [int(end) for end in source.manifest.get("generations", [len(source)])]
+
+
+def _manifest_fields(config: TokenizeConfig, fingerprint: str, source: Bank, out: Path) -> dict[str, Any]:
+    carried = {name: value for name, value in source.manifest.items() if name in CARRIED or name.endswith("_sha256")}
+    return {
+        **carried,
+        "tokenizer": config.tokenizer,
+        "tokenizer_fingerprint": fingerprint,
+        "max_tokens": config.max_tokens,
+        "special_tokens": config.special_tokens,
+        "on_long": config.on_long,
+        "prompt": config.prompt,
+        "generations": _generations(source),
+        "texts": {"path": os.path.relpath(source.folder, out), "plan_digest": source.plan_digest},
+    }
+
+
+def _recipe(fields: dict[str, Any], config: TokenizeConfig) -> dict[str, Any]:
+    decisive = ("tokenizer_fingerprint", "max_tokens", "special_tokens", "on_long", "prompt", "generations")
+    return {
+        "method": METHOD,
+        "texts": fields["texts"]["plan_digest"],
+        "shard_rows": config.rows_a_shard,
+        **{name: fields[name] for name in decisive},
+    }
+
+
+def _card(fields: dict[str, Any], counts: dict[str, int], rows: int) -> str:
+    return (
+        f"# Tokens\n\nThe tokens of {rows} texts (the bank `{fields['texts']['path']}`), one row each in the same order: `input_ids`, `length`. "
+        f"Tokenizer `{fields['tokenizer']}`, at most {fields['max_tokens']} tokens, "
+        f"{'with' if fields['special_tokens'] else 'without'} special tokens.\n\n"
+        f"{counts['tokens']} tokens; {counts['truncated']} texts truncated, {counts['empty']} without a token (stored as the token 0).\n\n"
+        "Made by arrowbank; `datasets.load_from_disk` opens it.\n"
+    )

@@ -1,0 +1,121 @@
+"""A crew of local processes, each with a pipe to this one. A closed pipe is a death, on either side."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+
+import pyarrow as pa
+
+from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job
+from arrowbank.engine.here import make_and_write
+from arrowbank.errors import ArrowbankError, WorkerDied
+from arrowbank.plan import Shard
+
+SECONDS_TO_LEAVE = 5
+
+
+class ProcessCrew:
+    """Workers in processes that start fresh (spawn: a fork would inherit threads and GPU state)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._context = multiprocessing.get_context("spawn")
+        self._members: dict[int, _Member] = {}
+        self._hired = itertools.count()
+
+    def __enter__(self) -> ProcessCrew:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for member in self._members.values():
+            member.pipe.close()  # a worker without its pipe ends
+        for member in self._members.values():
+            member.process.join(SECONDS_TO_LEAVE)
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+
+    def hire(self) -> int:
+        # a successor takes the number of the one that died, and with it its GPU
+        taken = {member.number for member in self._members.values()}
+        number = next(number for number in itertools.count() if number not in taken)
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs, self._job, number), daemon=True)
+        process.start()
+        theirs.close()
+        name = next(self._hired)
+        self._members[name] = _Member(process, ours, number)
+        return name
+
+    def give(self, member: int, shard: Shard) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died: wait() says so
+            self._members[member].pipe.send(shard)
+
+    def wait(self) -> Iterator[tuple[int, Event]]:
+        names = {id(member.pipe): name for name, member in self._members.items()}
+        for pipe in wait([member.pipe for member in self._members.values()]):
+            name = names[id(pipe)]
+            try:
+                yield name, self._members[name].pipe.recv()
+            except (EOFError, ConnectionResetError):
+                yield name, self._bury(name)
+
+    def _bury(self, name: int) -> Died:
+        member = self._members.pop(name)
+        member.pipe.close()
+        member.process.join()
+        code = member.process.exitcode or 0
+        return Died(f"killed by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}")
+
+
+@dataclass(frozen=True)
+class _Member:
+    process: SpawnProcess
+    pipe: Connection
+    number: int
+
+
+def _serve(pipe: Connection, job: Job, number: int) -> None:
+    """A worker's life: shards come through the pipe, events go back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer: it closes the pipe
+    inbox: queue.SimpleQueue[Shard] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(pipe, inbox), daemon=True).start()
+    sending = threading.Lock()
+
+    def send(event: Event) -> None:
+        with sending:
+            pipe.send(event)
+
+    def write(index: int, batch: pa.RecordBatch) -> None:
+        try:
+            send(Finished(job.shards.write_shard(index, batch)))
+        except ArrowbankError as error:
+            send(Failed(error))
+
+    try:
+        worker = job.make_worker(number)
+        make_and_write(iter(inbox.get, None), worker, write, lambda rows: send(Advanced(rows)))
+    except ArrowbankError as error:
+        send(Failed(error))
+    except Exception:
+        send(Failed(WorkerDied(f"worker {number} failed:\n{traceback.format_exc()}")))
+        raise
+
+
+def _receive(pipe: Connection, inbox: queue.SimpleQueue[Shard]) -> None:
+    while True:
+        try:
+            inbox.put(pipe.recv())
+        except (EOFError, OSError):
+            os._exit(1)  # the parent is gone, perhaps killed: nobody waits for what is being made

@@ -1,0 +1,72 @@
+"""What can go wrong, as exceptions that a program can tell apart and a person can act on.
+
+    ArrowbankError
+    ├── InputError          a source, text, option or file given by the user is not usable
+    ├── PlanMismatch        the folder holds another plan's work; names the fields that differ
+    ├── IncompleteBank      the bank is not committed, or rows are missing
+    ├── ContractError       the bank is whole but not the one that was expected
+    ├── CorruptBank         bytes on disk are not those that were committed
+    ├── BankLocked          another process writes this bank
+    ├── DiskFull            not enough room, before or during a build
+    ├── BadVector           an encoder gave NaN, Inf or an all-zero vector
+    ├── WorkerDied          a worker process ended without a result, more often than it may
+    └── MissingDependency   an optional package is needed
+
+Every message says what was at fault, what was found, what was expected, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class ArrowbankError(Exception):
+    """Base of all errors that arrowbank raises on purpose. The command line prints it without a traceback."""
+
+    exit_code = 2
+
+
+class InputError(ArrowbankError):
+    """A source, text, option or file given by the user is not usable."""
+
+
+class PlanMismatch(ArrowbankError):
+    """The folder already holds work of another plan. `fields` maps each differing field to (found, wanted)."""
+
+    def __init__(self, message: str, fields: dict[str, tuple[object, object]] | None = None) -> None:
+        super().__init__(message)
+        self.fields = fields or {}
+
+
+class IncompleteBank(ArrowbankError):
+    """The bank is not committed, or rows are missing."""
+
+
+class ContractError(ArrowbankError):
+    """The bank is whole but differs from what the caller expects. `field` is the first field that differs."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class CorruptBank(ArrowbankError):
+    """Bytes on disk are not those that were committed."""
+
+
+class BankLocked(ArrowbankError):
+    """Another process writes this bank."""
+
+
+class DiskFull(ArrowbankError):
+    """There is not enough room on the disk, found before or during a build."""
+
+
+class BadVector(ArrowbankError):
+    """An encoder gave a vector that must not be stored: NaN, Inf, or all zero."""
+
+
+class WorkerDied(ArrowbankError):
+    """A worker process ended without a result, more often than it may."""
+
+
+class MissingDependency(ArrowbankError):
+    """An optional package is needed for what was asked."""

@@ -1,0 +1,46 @@
+"""How long work reports itself: a stage opens a phase and advances it; who shows it (a bar, JSON lines, nobody) is the caller's."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Phase(Protocol):
+    """One phase of work, closed by leaving its `with` block."""
+
+    def advance(self, done: int, *, texts: int | None = None) -> None:
+        """`done` more units are done; `texts` more texts, where the unit is not texts."""
+
+    def __enter__(self) -> Phase: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Progress(Protocol):
+    """Where stages report to."""
+
+    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
+        """Open the phase `name` of `total` units (None: not known)."""
+
+    def message(self, text: str) -> None:
+        """A line for the person who watches (standard error on the command line)."""
+
+
+class _Silent:
+    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
+        return self
+
+    def message(self, text: str) -> None:
+        pass
+
+    def advance(self, done: int, *, texts: int | None = None) -> None:
+        pass
+
+    def __enter__(self) -> Phase:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+SILENT: Progress = _Silent()

@@ -1,0 +1,56 @@
+"""Fixtures for every test: tiny real tokenizers and models, built once a session, and processes that die on purpose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# No test reaches for the network, nor prints a bar; set before anything imports huggingface_hub or datasets.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
+
+from tests import kill, tiny  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def bpe_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a byte-level BPE tokenizer that adds no special tokens."""
+    return tiny.save_bpe_tokenizer(tmp_path_factory.mktemp("tokenizers") / "bpe")
+
+
+@pytest.fixture(scope="session")
+def wordpiece_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a WordPiece tokenizer whose post-processor adds [CLS] and [SEP]."""
+    return tiny.save_wordpiece_tokenizer(tmp_path_factory.mktemp("tokenizers") / "wordpiece")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Qwen3 decoder, D = 32, and the BPE tokenizer."""
+    return tiny.save_qwen3(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Bert encoder, D = 32, and the WordPiece tokenizer."""
+    return tiny.save_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="session")
+def kill_at() -> Callable[..., kill.Outcome]:
+    """kill_at(n, target, *args, **kwargs): the target in a process that dies at its n-th publish moment (see tests/kill.py)."""
+    return kill.kill_at
+
+
+@pytest.fixture(scope="session")
+def kill_after() -> Callable[..., kill.Outcome]:
+    """kill_after(seconds, target, *args, **kwargs): the target in a process that is killed from outside after `seconds`."""
+    return kill.kill_after
+
+
+@pytest.fixture(scope="session")
+def tree_bytes() -> Callable[[Path | str], dict[str, str]]:
+    """tree_bytes(folder): relative name → sha256 of every file but build.jsonl."""
+    return kill.tree_bytes
