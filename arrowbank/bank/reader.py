@@ -6,7 +6,9 @@ silently); hashes are `verify`'s. Columns are zero-copy arrays over the memory-m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, read_json, read_manifest, shard_name
+from arrowbank.bank.files import sha256_of
+from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_json, read_manifest, shard_name
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
 
 if TYPE_CHECKING:
@@ -69,6 +72,24 @@ class Bank:
         if batch.num_rows != self.shard_rows[index]:
             raise CorruptBank(f"{path}: {batch.num_rows} rows, the manifest says {self.shard_rows[index]}.")
         return batch
+
+    @property
+    def content_digest(self) -> str:
+        """A sha256 over the bytes of all shards, as the manifest has them."""
+        shards = [entry["sha256"] for entry in self.manifest["files"] if entry["name"] in set(self.shard_names)]
+        return hashlib.sha256(canonical_json(shards)).hexdigest()
+
+    def check_hashes(self) -> None:
+        """Read every shard whole; CorruptBank when its bytes are not those that were committed."""
+        entries = {entry["name"]: entry for entry in self.manifest["files"]}
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(lambda name: sha256_of(self.folder / name), self.shard_names))
+        for name, sha256 in zip(self.shard_names, found, strict=True):
+            if sha256 != entries[name]["sha256"]:
+                raise CorruptBank(
+                    f"{self.folder / name}: its bytes are not those that were committed (sha256 {sha256[:12]}…, the manifest says "
+                    f"{entries[name]['sha256'][:12]}…). Restore the file from a copy or build this bank again."
+                )
 
     @property
     def columns(self) -> list[str]:

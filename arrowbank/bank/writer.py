@@ -313,6 +313,11 @@ class BankWriter:
         with explained(self.folder / LOG), open(self.folder / LOG, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the bank as it stands."""
+        return read_manifest(self.folder)
+
     def _manifest(self, *, complete: bool, files: list[dict[str, Any]]) -> Manifest:
         return {
             **self._fields,

@@ -1,0 +1,77 @@
+"""The mirror of a feature bank, for trainers that map a matrix and read JSON: same rows, same order.
+
+    features.f16.npy   [N, D] float16
+    index.json         sha1 hex → row, one entry a line
+    texts.jsonl        one JSON string a line
+    keys.npy           this package's own look-up (see keys.py); there with and without the mirror
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from arrowbank.bank.columns import fixed_bytes, fixed_lists
+from arrowbank.bank.features import MATRIX_FILE
+from arrowbank.bank.files import HashedFile
+from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys
+from arrowbank.bank.manifest import shard_name
+from arrowbank.bank.writer import BankWriter
+
+INDEX_FILE = "index.json"
+TEXTS_FILE = "texts.jsonl"
+
+
+def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[int], None]) -> None:
+    """Write the mirror's files from the finished shards of `bank`. A file already there with its receipt is kept."""
+    shards = _mapped(bank)
+
+    def matrix(file: HashedFile) -> None:
+        header = {"descr": "<f2", "fortran_order": False, "shape": (rows, width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for batch in shards:
+            file.write(fixed_lists(batch.column("features")))
+            report(batch.num_rows)
+
+    def index(file: HashedFile) -> None:
+        row = 0
+        file.write(b"{\n")
+        for batch in shards:
+            keys = fixed_bytes(batch.column("sha1"), SHA1_BYTES).tobytes().hex()
+            lines = [f'"{keys[at : at + 40]}": {row + at // 40}' for at in range(0, len(keys), 40)]
+            file.write(((",\n" if row else "") + ",\n".join(lines)).encode())
+            row += batch.num_rows
+        file.write(b"\n}")
+
+    def texts(file: HashedFile) -> None:
+        for batch in shards:
+            file.write("".join(json.dumps(text) + "\n" for text in batch.column("text").to_pylist()).encode())
+
+    bank.write_file(MATRIX_FILE, matrix, rows=rows)
+    bank.write_file(INDEX_FILE, index, rows=rows)
+    bank.write_file(TEXTS_FILE, texts, rows=rows)
+
+
+def write_keys(bank: BankWriter, *, rows: int) -> None:
+    """Write the sorted key file from the finished shards of `bank`."""
+
+    def keys(file: HashedFile) -> None:
+        digests = [fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in _mapped(bank)]
+        table = sorted_keys(np.concatenate(digests))
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u8", "fortran_order": False, "shape": table.shape})
+        file.write(table)
+
+    bank.write_file(KEY_FILE, keys, rows=rows)
+
+
+def _mapped(bank: BankWriter) -> Sequence[pa.RecordBatch]:
+    paths = [bank.folder / shard_name(index) for index in sorted(bank.done_shards)]
+    return [_batch(path) for path in paths]
+
+
+def _batch(path: Path) -> pa.RecordBatch:
+    return pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()

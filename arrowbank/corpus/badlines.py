@@ -1,0 +1,81 @@
+"""Lines that are no JSON object in UTF-8: what is wrong with them, and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+SKIP_HINT = "Fix the line, or give --on-bad-line skip, which skips and counts such lines."
+
+# a string, or one character of structure; the three constants that `json` reads and JSON does not have
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]|-?Infinity|NaN')
+
+
+@dataclass(eq=False)
+class BadLine(Exception):
+    """What is wrong with a line (numbers from 1; column 0: no one place) and what to do about it."""
+
+    line: int
+    what: str
+    column: int = 0
+    remedy: str = SKIP_HINT
+    skippable: bool = True
+
+
+class _NotJson(ValueError):
+    pass
+
+
+def parse_line(line: bytes, number: int) -> dict[str, Any] | None:
+    """The object on a line, None for a blank one. Raises BadLine. Every number in it is 0."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise BadLine(number, f"not UTF-8 (byte 0x{line[error.start]:02x})", error.start + 1) from None
+    if not text.strip():
+        return None
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise BadLine(number, f"not JSON ({error.msg})", error.colno) from None
+    except _NotJson as error:
+        raise BadLine(number, f"not JSON ({error} is no JSON value)", _constant_column(text)) from None
+    except RecursionError:
+        raise BadLine(number, "nested too deeply to be read", _deepest_column(text)) from None
+    if not isinstance(value, dict):
+        raise BadLine(number, f"{_name(value)}, where an object (an episode) should be", 1)
+    return value
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise _NotJson(name)
+
+
+def _number(_digits: str) -> int:
+    """Numbers are never texts: their value, which may be too long for Python to convert, does not matter."""
+    return 0
+
+
+_DECODER = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=_reject_constant)
+
+
+def _constant_column(text: str) -> int:
+    """Where the constant is that stopped the decoder: up to there the line is JSON."""
+    return next(match.start() + 1 for match in _TOKENS.finditer(text) if match[0][-1] in "yN")
+
+
+def _deepest_column(text: str) -> int:
+    """Where the line first is at its deepest."""
+    depth = deepest = column = 0
+    for match in _TOKENS.finditer(text):
+        depth += (match[0] in "[{") - (match[0] in "]}")
+        if depth > deepest:
+            deepest, column = depth, match.start() + 1
+    return column
+
+
+def _name(value: object) -> str:
+    names: dict[type, str] = {list: "an array", str: "a string", bool: "true or false", int: "a number", type(None): "null"}
+    return names[type(value)]

@@ -1,0 +1,112 @@
+"""What decides a feature bank, and what only decides how it is made."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.errors import InputError
+from arrowbank.models import ModelConfig
+from arrowbank.plan import SHARD_ROWS, BatchRules
+
+# Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding. It is
+# part of the plan digest, so no bank is ever finished by a method other than the one that began it.
+ENCODING_METHOD = 1
+
+
+class Encoder(Protocol):
+    """A frozen model that turns tokens into one vector a row."""
+
+    hidden_size: int
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Pooled vectors, [N, D] float32, not normalised, of N rows of exactly T tokens."""
+
+
+class StreamEncoder(Encoder, Protocol):
+    """An encoder that can keep a device busy while Python looks at the results of the batch before."""
+
+    def encode_stream(self, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
+        """The result of `encode` for each of `batches`, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeConfig:
+    """Everything that decides the vectors, together with the token bank.
+
+    Either `model` (transformers) or `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
+    with a `version`) is given. `limit` encodes the first rows only, as a trial that is never committed.
+    """
+
+    model: ModelConfig | None = None
+    encoder: str | None = None
+    rules: BatchRules = field(default_factory=BatchRules)
+    normalize: bool = True
+    shard_rows: int = SHARD_ROWS
+    limit: int | None = None
+    mirror: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.encoder is None):
+            raise InputError("Give either a model or an encoder (package.module:factory), not both and not neither.")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"limit is {self.limit}, it must be at least 1.")
+        if self.shard_rows < 1:
+            raise InputError(f"shard_rows is {self.shard_rows}, it must be at least 1.")
+
+    @property
+    def model_path(self) -> str:
+        """The model as the user named it."""
+        return self.model.model if self.model else str(self.encoder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What decides how and which part of a bank is made, never what is in it.
+
+    `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every n-th shard.
+    """
+
+    engine: str = "local"
+    workers: int | None = None
+    worker: tuple[int, int] | None = None
+    ray_address: str | None = None
+    rows: tuple[int, int] | None = None
+    shards: tuple[int, ...] | None = None
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
+            raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
+        if self.worker is not None and self.restart:
+            raise InputError("restart cannot be combined with worker i/n: it would throw away what other workers made. Restart without it.")
+
+
+def load_custom_encoder(spec: str) -> Encoder:
+    """The user's own encoder, from "package.module:factory". InputError when it is not one."""
+    module_name, _, factory_name = spec.partition(":")
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in factory_name.split("."):
+            factory = getattr(factory, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"--encoder {spec}: cannot be imported ({error}). Give package.module:factory, importable from here "
+            "(set PYTHONPATH if it is not installed)."
+        ) from None
+    encoder = factory()
+    for attribute, meaning in (("hidden_size", "D, the width of a vector"), ("version", "named in the plan digest")):
+        if not hasattr(encoder, attribute):
+            raise InputError(f"--encoder {spec}: has no attribute {attribute} ({meaning}). Add it.")
+    return cast(Encoder, encoder)
+
+
+def stream(encoder: Encoder, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
+    """Encode batches in order, with look-ahead where the encoder offers it."""
+    ahead = getattr(encoder, "encode_stream", None)
+    return ahead(batches) if ahead else map(encoder.encode, batches)

@@ -1,0 +1,282 @@
+"""The stage `encode`: a token bank goes in, a feature bank comes out, a shard at a time, and a crash costs the shard in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from arrowbank import engine
+from arrowbank.bank import Bank, BankWriter, open_bank
+from arrowbank.bank.card import card
+from arrowbank.bank.features import MATRIX_FILE
+from arrowbank.bank.files import require_space
+from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
+from arrowbank.encode.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
+from arrowbank.encode.shards import EncodeJob, text_bytes
+from arrowbank.errors import InputError
+from arrowbank.models import ModelInfo, describe
+from arrowbank.plan import Shard, rows_a_shard, shard_ranges
+from arrowbank.progress import SILENT, Progress
+
+CARRIED = ("sources", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
+
+
+def encode(
+    config: EncodeConfig,
+    tokens: str | Path,
+    out: str | Path,
+    *,
+    texts: str | Path | None = None,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Encode the token bank `tokens` into the feature bank `out`; its manifest, `complete` or not.
+
+    `texts` is the texts bank, where it no longer lies where `tokens` says. What is finished from an earlier run of the same plan is
+    kept. The bank is committed when every shard is there, by whichever run makes the last one.
+
+    Raises InputError, IncompleteBank or CorruptBank for the banks read, PlanMismatch and BankLocked for `out`, DiskFull, BadVector
+    (NaN, Inf, all zero), WorkerDied.
+    """
+    options = options or RunOptions()
+    plan = EncodePlan(config, _open_tokens(tokens), texts)
+    chosen = plan.chosen(options)
+    with BankWriter(
+        out,
+        kind="features",
+        recipe=plan.recipe,
+        manifest=plan.manifest,
+        restart=options.restart,
+        worker=options.worker[0] if options.worker else None,
+        redo=options.shards or (),
+    ) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return open_bank(bank.folder).manifest
+        bank.save_progress(encoded_rows=bank.done_rows)
+        plan.require_space(bank)
+        try:
+            _make_shards(plan, chosen, bank, options, progress)
+        finally:
+            bank.save_progress(encoded_rows=bank.done_rows)
+        return _finish(plan, bank, options, progress)
+
+
+def _open_tokens(folder: str | Path) -> Bank:
+    tokens = open_bank(folder)
+    if tokens.kind != "tokens":
+        raise InputError(f"{folder}: a bank of {tokens.kind}, expected tokens. Give a folder that `arrowbank tokenize` has written.")
+    return tokens
+
+
+@dataclass
+class EncodePlan:
+    """Everything that is fixed before the first forward pass: shards, recipe, and what the manifest says of them."""
+
+    config: EncodeConfig
+    tokens: Bank
+    texts_folder: str | Path | None = None
+
+    @cached_property
+    def texts(self) -> Bank:
+        """The texts bank behind the tokens; InputError when it is gone or another one."""
+        named = self.tokens.manifest["texts"]
+        folder = Path(self.texts_folder or self.tokens.folder / named["path"])
+        if not folder.is_dir():
+            raise InputError(f"{folder}: the texts bank behind {self.tokens.folder} is not there. Give its folder with --texts.")
+        texts = open_bank(folder)
+        if texts.plan_digest != named["plan_digest"]:
+            raise InputError(
+                f"{folder}: not the texts bank that {self.tokens.folder} was made from (plan digest {texts.plan_digest[:12]}, "
+                f"expected {named['plan_digest'][:12]}). Give the right folder with --texts, or tokenize again."
+            )
+        return texts
+
+    @cached_property
+    def info(self) -> ModelInfo | None:
+        """What is known of the transformers model; None for a user's own encoder."""
+        return describe(self.config.model) if self.config.model else None
+
+    @cached_property
+    def _own(self) -> Any:
+        return load_custom_encoder(str(self.config.encoder))
+
+    @property
+    def hidden_size(self) -> int:
+        return self.info.hidden_size if self.info else int(self._own.hidden_size)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the bank will have."""
+        return min(len(self.tokens), self.config.limit or len(self.tokens))
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.hidden_size
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        ends = sorted({min(end, self.rows) for end in self.tokens.manifest["generations"]})
+        return shard_ranges(ends, rows_a_shard(self.config.shard_rows, self.row_bytes))
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Everything that decides the bytes; hashed into the plan digest."""
+        own = None if self.info else {"name": self.config.encoder, "version": str(self._own.version)}
+        return {
+            "encoding_method": ENCODING_METHOD,
+            "tokens": self.tokens.content_digest,
+            "texts": self.texts.content_digest,
+            "model": self.info.recipe() if self.info else own,
+            "hidden_size": self.hidden_size,
+            "normalize": self.config.normalize,
+            "batches": self._batch_rules,
+            "shard_rows": rows_a_shard(self.config.shard_rows, self.row_bytes),
+            "generations": self.tokens.manifest["generations"],
+            "limit": self.config.limit,
+            "mirror": self.config.mirror,
+        }
+
+    @property
+    def _batch_rules(self) -> dict[str, Any]:
+        rules = self.config.rules
+        return {"max_batch": rules.max_batch, "token_budget": rules.token_budget, "grouping": "exact_token_length"}
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The fields that trainers check, known before the work."""
+        source = self.tokens.manifest
+        model = self.config.model
+        carried = {name: source[name] for name in (*CARRIED, *_hash_fields(source)) if name in source}
+        return {
+            **carried,
+            "format_version": 2,
+            "model_path": self.config.model_path,
+            "max_key_tokens": source["max_tokens"],
+            "hidden_size": self.hidden_size,
+            "text_count": len(self.tokens),
+            "generations": source["generations"],
+            "limit": self.config.limit,
+            "dtype": "float16_memmap",
+            **({"bank": MATRIX_FILE, "index": INDEX_FILE, "texts": TEXTS_FILE} if self.config.mirror else {}),
+            "encoded_rows": 0,
+            "encoding": {
+                **self._batch_rules,
+                "backbone": model.backbone if model else "encoder",
+                "normalize": self.config.normalize,
+                **(self.info.recipe() if self.info else {}),
+            },
+        }
+
+    def chosen(self, options: RunOptions) -> list[Shard]:
+        """The shards that this run is to make, where they are not there yet."""
+        shards = self.shards
+        if options.shards is not None:
+            if unknown := sorted(set(options.shards) - set(range(len(shards)))):
+                raise InputError(f"--shards: there is no shard {unknown[0]}; this plan has shards 0 to {len(shards) - 1}.")
+            shards = [shard for shard in shards if shard.index in options.shards]
+        if options.rows is not None:
+            start, stop = options.rows
+            if not 0 <= start < stop <= self.rows:
+                raise InputError(f"--rows {start}:{stop}: must lie within 0:{self.rows}, start before end.")
+            shards = [shard for shard in shards if shard.start < stop and start < shard.stop]
+        if options.worker is not None:
+            number, count = options.worker
+            shards = [shard for shard in shards if shard.index % count == number]
+        return shards
+
+    def require_space(self, bank: BankWriter) -> None:
+        """DiskFull when what is still to be written does not fit."""
+        missing = self.rows - bank.done_rows
+        texts = text_bytes(self.texts)
+        mirror = self.rows * self.row_bytes + 2 * texts if self.config.mirror else 0
+        share = missing / max(1, len(self.tokens))
+        needed = int(missing * self.row_bytes + share * texts + mirror + 16 * self.rows)
+        require_space(bank.folder, needed, f"the bank of {self.rows:,} × {self.hidden_size} vectors")
+
+
+def _hash_fields(manifest: Manifest) -> list[str]:
+    return [name for name in manifest if name.endswith("_sha256")]
+
+
+def _make_shards(
+    plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, options: RunOptions, progress: Progress
+) -> None:
+    done = bank.done_shards
+    todo = [shard for shard in chosen if shard.index not in done]
+    if not todo:
+        return
+    if kept := [shard for shard in chosen if shard.index in done]:
+        progress.message(f"{bank.folder}: {len(kept)} of {len(chosen)} shards are there, going on with the rest")
+    plan.tokens.check_hashes()
+    plan.texts.check_hashes()
+    workers = options.workers or (plan.info.devices if plan.info else 1)
+    job = EncodeJob(plan.config, str(plan.tokens.folder.resolve()), str(plan.texts.folder.resolve()))
+    with progress.phase("encode", sum(shard.rows for shard in todo)) as phase:
+        engine.run(
+            todo,
+            job,
+            bank,
+            engine=options.engine,
+            workers=min(workers, len(todo)),
+            ray_address=options.ray_address,
+            gpus=1 if plan.info and plan.info.device.startswith("cuda") else 0,
+            report=phase.advance,
+            progress=progress,
+        )
+
+
+def _finish(plan: EncodePlan, bank: BankWriter, options: RunOptions, progress: Progress) -> Manifest:
+    """Commit when every row is there; else say what is missing. The manifest."""
+    if options.worker is not None:
+        bank.refresh()
+    if bank.done_rows < plan.rows or plan.config.limit is not None:
+        bank.save_progress(encoded_rows=bank.done_rows)
+        progress.message(_unfinished(plan, bank.done_shards, bank))
+        return bank.manifest
+    with progress.phase("mirror", plan.rows) as phase:
+        write_keys(bank, rows=plan.rows)
+        if plan.config.mirror:
+            write_mirror(bank, rows=plan.rows, width=plan.hidden_size, report=phase.advance)
+    return bank.commit(rows=plan.rows, card=_card(plan), manifest={"encoded_rows": plan.rows})
+
+
+def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> str:
+    if plan.config.limit is not None:
+        return (
+            f"{bank.folder}: a trial of {bank.done_rows:,} of {len(plan.tokens):,} rows, not committed; trainers refuse it. "
+            "For the bank, run without --limit in another folder or with --restart."
+        )
+    missing = [shard.index for shard in plan.shards if shard.index not in done]
+    return (
+        f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there, {len(missing)} of {len(plan.shards)} shards are missing "
+        f"(the first is {missing[0]}). The bank is committed by the run that makes the last one."
+    )
+
+
+def _card(plan: EncodePlan) -> str:
+    manifest = plan.manifest
+    return card(
+        "Feature bank",
+        rows=plan.rows,
+        tags=("feature-extraction",),
+        facts={
+            "vectors": f"{plan.rows:,} × {plan.hidden_size}, float16" + (", L2-normalised" if plan.config.normalize else ""),
+            "model": manifest["model_path"],
+            "pooling": plan.info.recipe()["pooling"] if plan.info else "the encoder's own",
+            "at most tokens a text": manifest["max_key_tokens"],
+            "texts by kind": ", ".join(f"{count:,} {kind}" for kind, count in manifest.get("kinds", {}).items()),
+        },
+        snippet=(
+            "from arrowbank import open_bank\n\n"
+            'bank = open_bank("path/to/this/folder")\n'
+            'row = bank.rows(["a text"])  # −1 where it is absent\n'
+            "matrix = bank.matrix  # [N, D] float16, memory-mapped"
+            if plan.config.mirror
+            else "from datasets import load_from_disk\n\nbank = load_from_disk(\"path/to/this/folder\")"
+        ),
+    )
