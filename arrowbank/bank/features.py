@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists
-from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, KeyFile, text_keys
+from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, KeyFile, text_keys
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.errors import InputError
 
@@ -57,9 +57,13 @@ class FeatureBank(Bank):
         """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards."""
         return self.features.take(rows)
 
+    def find(self, digests: Digests) -> npt.NDArray[np.int64]:
+        """The row of each sha1, [n, 20] uint8 → [n] int64; −1 where the bank does not have it."""
+        return self._keys.find(digests, self.digests)
+
     def rows(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
         """The row of each text, [n] int64; −1 where the bank does not have it. Texts are stripped as `scan` strips them."""
-        return self._keys.find(text_keys(texts), self.digests)
+        return self.find(text_keys(texts))
 
     def vectors(self, texts: Iterable[str]) -> Vectors:
         """The vector of each text, [n, D] float16. InputError for a text that the bank does not have."""
@@ -85,3 +89,11 @@ def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Ba
     """
     path, manifest = open_committed(folder, expect)
     return (FeatureBank if manifest["kind"] == "features" else Bank)(path, manifest)
+
+
+def open_features(folder: str | Path, expect: Mapping[str, Any] | None = None) -> FeatureBank:
+    """`open_bank` for those who need features: InputError for a bank of another kind."""
+    bank = open_bank(folder, expect)
+    if not isinstance(bank, FeatureBank):
+        raise InputError(f"{folder}: a bank of {bank.kind}, expected features. Give a folder that `arrowbank encode` has written.")
+    return bank

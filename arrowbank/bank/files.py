@@ -141,12 +141,17 @@ def explain(error: OSError, path: Path) -> ArrowbankError | None:
     return None
 
 
-def require_space(folder: Path, needed: int, what: str) -> None:
-    """Raise DiskFull when the disk under `folder` has less than `needed` bytes free for `what`."""
+def free_bytes(folder: Path) -> int:
+    """The free bytes of the disk under `folder`, which need not exist yet."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    free = shutil.disk_usage(there).free
+    return shutil.disk_usage(there).free
+
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Raise DiskFull when the disk under `folder` has less than `needed` bytes free for `what`."""
+    free = free_bytes(folder)
     if free < needed:
         raise DiskFull(
             f"{folder}: {what} takes {human_bytes(needed)}, the disk has {human_bytes(free)} free. "

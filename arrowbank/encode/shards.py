@@ -31,10 +31,13 @@ class EncodeJob:
     texts: str
 
     def __call__(self, number: int) -> ShardEncoder:
-        encoder = load_custom_encoder(str(self.config.encoder)) if self.config.model is None else load_encoder(
-            self.config.model, worker=number
-        )
-        return ShardEncoder(self.config, encoder, open_bank(self.tokens), open_bank(self.texts))
+        return ShardEncoder(self.config, self.encoder(number), open_bank(self.tokens), open_bank(self.texts))
+
+    def encoder(self, number: int) -> Encoder:
+        """The frozen model of worker `number`."""
+        if self.config.model is None:
+            return load_custom_encoder(str(self.config.encoder))
+        return load_encoder(self.config.model, worker=number)
 
 
 class ShardEncoder:
@@ -46,11 +49,11 @@ class ShardEncoder:
     def __call__(self, shard: Shard, report: Callable[[int], None]) -> pa.RecordBatch:
         """Columns text, kind, sha1, length, features (fixed_size_list<float16>[D]) of the shard's rows."""
         columns: dict[str, pa.Array] = {
-            name: _one(self._texts.slice(shard.start, shard.stop, [name])[name]) for name in TEXT_COLUMNS
+            name: one_array(self._texts.slice(shard.start, shard.stop, [name])[name]) for name in TEXT_COLUMNS
         }
         tokens = self._tokens.slice(shard.start, shard.stop, ["input_ids", "length"])
-        columns["length"] = _one(tokens["length"])
-        vectors = self._vectors(shard, _one(tokens["input_ids"]), report)
+        columns["length"] = one_array(tokens["length"])
+        vectors = self._vectors(shard, one_array(tokens["input_ids"]), report)
         columns["features"] = fixed_list_column(vectors)
         return pa.record_batch(columns)
 
@@ -103,7 +106,7 @@ def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.ND
     return (pooled / norms).half().numpy(), good.numpy()  # torch rounds to float16 five times as fast as NumPy
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array; a copy only where it spans shards of the bank that it is read from."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 

@@ -43,7 +43,7 @@ def encode(
     (NaN, Inf, all zero), WorkerDied.
     """
     options = options or RunOptions()
-    plan = EncodePlan(config, _open_tokens(tokens), texts)
+    plan = EncodePlan(config, open_tokens(tokens), texts)
     chosen = plan.chosen(options)
     with BankWriter(
         out,
@@ -59,14 +59,12 @@ def encode(
             return open_bank(bank.folder).manifest
         bank.save_progress(encoded_rows=bank.done_rows)
         plan.require_space(bank)
-        try:
-            _make_shards(plan, chosen, bank, options, progress)
-        finally:
-            bank.save_progress(encoded_rows=bank.done_rows)
+        _make_shards(plan, chosen, bank, options, progress)
         return _finish(plan, bank, options, progress)
 
 
-def _open_tokens(folder: str | Path) -> Bank:
+def open_tokens(folder: str | Path) -> Bank:
+    """Open a bank that must be one of tokens."""
     tokens = open_bank(folder)
     if tokens.kind != "tokens":
         raise InputError(f"{folder}: a bank of {tokens.kind}, expected tokens. Give a folder that `arrowbank tokenize` has written.")

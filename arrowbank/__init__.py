@@ -1,0 +1,88 @@
+"""arrowbank turns raw text and frozen models into Arrow datasets that trainers open with `load_from_disk`.
+
+    from arrowbank import open_bank
+    bank = open_bank("router/features", expect={"max_tokens": 256})
+    bank.vectors(["a text"])        # [1, D] float16
+
+The names below are the public ones; each is imported when it is first used, so `import arrowbank` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from arrowbank.bank import Bank, FeatureBank, open_bank
+    from arrowbank.bank.verify import Check, verify
+    from arrowbank.build import BuildConfig, build
+    from arrowbank.compare import Comparison, compare
+    from arrowbank.corpus.scan import ScanConfig, scan
+    from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
+    from arrowbank.encode import EncodeConfig, RunOptions, encode
+    from arrowbank.encode.estimate import Estimate, estimate
+    from arrowbank.models import ModelConfig
+    from arrowbank.plan import BatchRules
+    from arrowbank.trainer import FeatureDataset
+
+_HOME = {
+    "Bank": "bank",
+    "BatchRules": "plan",
+    "BuildConfig": "build",
+    "Check": "bank.verify",
+    "Comparison": "compare",
+    "EncodeConfig": "encode",
+    "Estimate": "encode.estimate",
+    "FeatureBank": "bank",
+    "FeatureDataset": "trainer",
+    "ModelConfig": "models",
+    "RunOptions": "encode",
+    "ScanConfig": "corpus.scan",
+    "TokenizeConfig": "corpus.tokenize",
+    "build": "build",
+    "compare": "compare",
+    "encode": "encode",
+    "estimate": "encode.estimate",
+    "open_bank": "bank",
+    "scan": "corpus.scan",
+    "tokenize": "corpus.tokenize",
+    "verify": "bank.verify",
+}
+
+__all__ = [
+    "Bank",
+    "BatchRules",
+    "BuildConfig",
+    "Check",
+    "Comparison",
+    "EncodeConfig",
+    "Estimate",
+    "FeatureBank",
+    "FeatureDataset",
+    "ModelConfig",
+    "RunOptions",
+    "ScanConfig",
+    "TokenizeConfig",
+    "build",
+    "compare",
+    "encode",
+    "estimate",
+    "open_bank",
+    "scan",
+    "tokenize",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'arrowbank' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"arrowbank.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

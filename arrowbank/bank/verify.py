@@ -1,0 +1,179 @@
+"""Proving a bank: everything that opening it takes on trust is read and checked.
+
+Each check has its own line. A check that fails says where; a bank that cannot be opened is one failed check, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values
+from arrowbank.bank.features import MATRIX_FILE, FeatureBank, open_bank
+from arrowbank.bank.files import sha256_of
+from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys, text_keys
+from arrowbank.bank.manifest import INFO, SHARD_NAME, dataset_info, read_json
+from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE
+from arrowbank.bank.reader import Bank
+from arrowbank.errors import ArrowbankError
+from arrowbank.progress import SILENT, Progress
+
+# float16 keeps 11 bits: each of D rounded components is off by at most 2^-12 of itself, and so is the norm
+NORM_TOLERANCE = 2.0**-11
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
+    """All checks of the bank in `folder`. `quick` looks at sizes and row counts only."""
+    try:
+        bank = open_bank(folder)
+    except ArrowbankError as error:
+        return [Check("opens", False, str(error))]
+    checks = [Check("opens", True, f"committed, {len(bank):,} rows in {len(bank.shard_names)} shards, sizes and row counts right")]
+    if quick:
+        return checks
+    with progress.phase("verify", sum(entry["bytes"] for entry in bank.manifest["files"]), unit="bytes") as phase:
+        checks.append(_hashes(bank, phase.advance))
+    checks += [_strays(bank), _types(bank)]
+    checks += [check(bank) for check in _CHECKS.get(bank.kind, ())]
+    return checks
+
+
+def _hashes(bank: Bank, report: Callable[[int], None]) -> Check:
+    wrong = []
+    for entry in bank.manifest["files"]:
+        if sha256_of(bank.folder / entry["name"]) != entry["sha256"]:
+            wrong.append(entry["name"])
+        report(entry["bytes"])
+    return _check("hashes", wrong, f"sha256 of {len(bank.manifest['files'])} files", "bytes differ from the manifest's sha256 in")
+
+
+def _strays(bank: Bank) -> Check:
+    found = {path.name for path in bank.folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
+    return _check("shards", sorted(found - set(bank.shard_names)), "no file beside the manifest's", "not in the manifest:")
+
+
+def _types(bank: Bank) -> Check:
+    wanted = dataset_info(bank.shard(0).schema)["features"]
+    wrong = [name for name, batch in zip(bank.shard_names, bank.shards(), strict=True) if batch.schema != bank.shard(0).schema]
+    if read_json(bank.folder / INFO).get("features") != wanted:
+        wrong.append(INFO)
+    return _check("types", wrong, f"columns {', '.join(bank.columns)}", "other column types in")
+
+
+def _text_keys(bank: Bank) -> Check:
+    wrong = []
+    for row, batch in _with_rows(bank):
+        stored = fixed_bytes(batch.column("sha1"), SHA1_BYTES)
+        differing = np.flatnonzero((text_keys(batch.column("text").to_pylist()) != stored).any(axis=1))
+        wrong += [f"row {row + at}" for at in differing[:3]]
+    return _check("keys", wrong, "sha1 of every text", "sha1 is not that of the text in")
+
+
+def _unique(bank: Bank) -> Check:
+    digests = np.concatenate([fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in bank.shards()])
+    twice = len(digests) - len(np.unique(digests, axis=0))
+    return Check("unique", not twice, f"{twice} texts stand in the bank twice" if twice else "no text twice")
+
+
+def _kinds(bank: Bank) -> Check:
+    counts: dict[str, int] = {}
+    for batch in bank.shards():
+        for item in batch.column("kind").value_counts().to_pylist():
+            counts[item["values"]] = counts.get(item["values"], 0) + item["counts"]
+    wanted = {kind: count for kind, count in bank.manifest["kinds"].items() if count}
+    return Check("kinds", counts == wanted, f"{counts} in the rows, {wanted} in the manifest")
+
+
+def _tokens(bank: Bank) -> Check:
+    limit = bank.manifest["max_tokens"]
+    wrong = []
+    for row, batch in _with_rows(bank):
+        values, offsets = list_values(batch.column("input_ids"))
+        lengths = np.diff(offsets)
+        bad = (lengths != batch.column("length").to_numpy()) | (lengths < 1) | (lengths > limit)
+        wrong += [f"row {row + at}" for at in np.flatnonzero(bad)[:3]]
+        wrong += [f"row {row + np.searchsorted(offsets, at, 'right') - 1}" for at in np.flatnonzero(values < 0)[:3]]
+    return _check("tokens", wrong, f"ids ≥ 0, lengths right, 1 to {limit}", "ids or length wrong in")
+
+
+def _vectors(bank: Bank) -> Check:
+    """Finite, not zero, and of norm 1 where the bank says so."""
+    import torch
+
+    normalized = bool(bank.manifest["recipe"]["normalize"])
+    wrong, low, high = [], np.inf, 0.0
+    for row, batch in _with_rows(bank):
+        vectors = fixed_lists(batch.column("features"))
+        norms = torch.linalg.vector_norm(torch.tensor(vectors).float(), dim=1).numpy()
+        bad = ~np.isfinite(norms) | (norms == 0)
+        if normalized:
+            bad |= np.abs(norms - 1) > NORM_TOLERANCE
+        wrong += [f"row {row + at} (norm {norms[at]:.4g})" for at in np.flatnonzero(bad)[:3]]
+        low, high = min(low, float(norms.min())), max(high, float(norms.max()))
+    return _check("vectors", wrong, f"finite, norms {low:.5f} to {high:.5f}", "not finite, zero, or of a wrong norm:")
+
+
+def _mirror(bank: Bank) -> Check:
+    names = {entry["name"] for entry in bank.manifest["files"]}
+    if not isinstance(bank, FeatureBank) or MATRIX_FILE not in names:
+        return Check("mirror", True, "none (built with --no-mirror)")
+    wrong = []
+    matrix, index = bank.matrix, read_json(bank.folder / INDEX_FILE)
+    if matrix.shape != (len(bank), bank.hidden_size) or matrix.dtype != np.float16:
+        wrong.append(f"{MATRIX_FILE} is {matrix.dtype} {matrix.shape}")
+    elif differing := [row for row, part in _vector_parts(bank) if not np.array_equal(_bits(matrix[row : row + len(part)]), _bits(part))]:
+        wrong.append(f"{MATRIX_FILE} from row {differing[0]}")
+    keys = [key.hex() for batch in bank.shards() for key in batch.column("sha1").to_pylist()]
+    if list(index) != keys or list(index.values()) != list(range(len(keys))):
+        wrong.append(INDEX_FILE)
+    texts = (text for batch in bank.shards() for text in batch.column("text").to_pylist())
+    with (bank.folder / TEXTS_FILE).open(encoding="utf-8") as lines:
+        if any(json.loads(line) != text for line, text in zip(lines, texts, strict=True)):
+            wrong.append(TEXTS_FILE)
+    return _check("mirror", wrong, "equal to the Arrow shards", "differs from the Arrow shards:")
+
+
+def _key_file(bank: Bank) -> Check:
+    digests = np.concatenate([fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in bank.shards()])
+    same = np.array_equal(np.load(bank.folder / KEY_FILE), sorted_keys(digests))
+    return Check("look-up", same, f"{KEY_FILE} {'finds every text' if same else 'does not fit the sha1 column'}")
+
+
+_CHECKS: dict[str, tuple[Callable[[Bank], Check], ...]] = {
+    "texts": (_text_keys, _unique, _kinds),
+    "tokens": (_tokens,),
+    "features": (_text_keys, _unique, _vectors, _key_file, _mirror),
+}
+
+
+def _check(name: str, wrong: list[str], good: str, bad: str) -> Check:
+    shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+    return Check(name, not wrong, f"{bad} {shown}" if wrong else good)
+
+
+def _with_rows(bank: Bank) -> Iterator[tuple[int, pa.RecordBatch]]:
+    return zip(map(int, bank.starts), bank.shards(), strict=False)
+
+
+def _vector_parts(bank: FeatureBank) -> Iterator[tuple[int, npt.NDArray[np.float16]]]:
+    for row, batch in _with_rows(bank):
+        yield row, fixed_lists(batch.column("features"))
+
+
+def _bits(vectors: npt.NDArray[np.float16]) -> npt.NDArray[np.uint16]:
+    return vectors.view(np.uint16)

@@ -1,0 +1,56 @@
+"""The command line: `arrowbank VERB …`. Verbs import what they need when they run, so that `--help` is quick.
+
+Exit codes: 0 done, 1 a check failed, 2 bad arguments or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from arrowbank import __version__
+from arrowbank.cli import look, make
+from arrowbank.errors import ArrowbankError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="arrowbank",
+    help="Turn raw text and frozen models into Arrow datasets that trainers open with load_from_disk.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (make.build, make.scan, make.tokenize, make.encode):
+    app.command(rich_help_panel="Make a bank")(verb)
+for verb in (look.info, look.verify, look.estimate, look.compare, look.lookup):
+    app.command(rich_help_panel="Look at a bank")(verb)
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: bool = typer.Option(False, "--version", help="Show the version and leave.", is_eager=True)) -> None:
+    if version:
+        print(f"arrowbank {__version__}")
+        raise typer.Exit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line with `argv` (default: the process's own); the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = app(arguments, prog_name="arrowbank", standalone_mode=False)
+    except ArrowbankError as error:
+        if "--debug" in arguments:
+            raise
+        print(f"arrowbank: {error}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("arrowbank: interrupted. What is finished is kept: the same command goes on from there.", file=sys.stderr)
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,168 @@
+"""The verbs that look at banks: verify, info, estimate, compare, lookup."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from arrowbank.cli import options as o
+from arrowbank.cli.make import ENCODE_NAMES, _subset, encode_config
+from arrowbank.cli.show import progress_for
+
+BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")]
+CHECK_FAILED = 1
+
+
+def verify(
+    bank: BankFolder,
+    quick: Annotated[bool, typer.Option("--quick", help="Only sizes and row counts.")] = False,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Prove a bank: hashes, types, keys, finite vectors of norm 1, and that the mirror equals the shards. Exit code 1 if not.
+
+    Example: arrowbank verify router/features
+    """
+    from arrowbank.bank.verify import verify as run
+
+    checks = run(bank, quick=quick, progress=progress_for(json))
+    if json:
+        _print_json({"phase": "done", "ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+    else:
+        for check in checks:
+            print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:8}  {check.detail}")
+    if not all(check.ok for check in checks):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def info(folder: Annotated[str, typer.Argument(metavar="BANK")], json: o.Json = False, debug: o.Debug = False) -> None:
+    """Say what a folder holds, how far it is, and what to run next.
+
+    Example: arrowbank info router/features
+    """
+    from arrowbank.bank.info import describe_folder
+
+    facts = describe_folder(folder)
+    if json:
+        _print_json(facts)
+        return
+    for name, value in facts.items():
+        print(f"{name.replace('_', ' '):18} {_plain(value)}")
+
+
+def estimate(
+    tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made.")],
+    model: o.Model = None,
+    encoder: o.EncoderSpec = None,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the bank would lie (for the disk's room).")] = ".",
+    pooling: o.Pooling = "auto",
+    layer: o.Layer = -1,
+    no_normalize: o.NoNormalize = False,
+    backbone: o.Backbone = "inner",
+    dtype: o.Dtype = "auto",
+    load_in_4bit: o.LoadIn4bit = False,
+    max_batch: o.MaxBatch = 128,
+    token_budget: o.TokenBudget = 8192,
+    shard_rows: o.ShardRows = 65_536,
+    limit: o.Limit = None,
+    no_mirror: o.NoMirror = False,
+    trust_remote_code: o.TrustRemoteCode = False,
+    texts: o.TextsFolder = None,
+    device: o.Device = "auto",
+    gpu_memory_gb: o.GpuMemory = None,
+    no_time: Annotated[bool, typer.Option("--no-time", help="Do not load the model to time a few batches.")] = False,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Bytes, forward passes and time of an encode, before it runs. Exit code 1 if the disk has not the room.
+
+    Example: arrowbank estimate router/tokens --model Qwen/Qwen3-4B --load-in-4bit
+    """
+    from arrowbank.bank.files import human_bytes
+    from arrowbank.encode.estimate import estimate as run
+
+    config = encode_config(**_subset(locals(), ENCODE_NAMES))
+    found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(json))
+    if json:
+        _print_json({**asdict(found), "total_bytes": found.total_bytes, "fits": found.fits})
+    else:
+        print(f"rows             {found.rows:,} ({found.tokens:,} tokens), vectors of width {found.hidden_size:,}")
+        print(f"shards           {found.shards:,}")
+        print(f"forward passes   {found.forward_passes:,} (one sort over all rows: {found.forward_passes_with_one_sort:,})")
+        print(f"disk             {human_bytes(found.total_bytes)} of {human_bytes(found.free_bytes)} free")
+        print(f"                 (shards {human_bytes(found.shard_bytes)}, mirror {human_bytes(found.mirror_bytes)})")
+        if found.seconds is not None:
+            print(f"time             {_duration(found.seconds)} with one worker, {found.texts_per_second:,.0f} texts/s")
+    if not found.fits:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A")],
+    b: Annotated[str, typer.Argument(metavar="B")],
+    min_cosine: Annotated[float | None, typer.Option("--min-cosine", help="Exit code 1 if any text's cosine is lower.")] = None,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Compare the vectors of the texts that two feature banks share.
+
+    Example: arrowbank compare router_bf16/features router_nf4/features --min-cosine 0.98
+    """
+    from arrowbank.compare import compare as run
+
+    found = run(a, b)
+    if json:
+        _print_json(asdict(found))
+    else:
+        print(f"shared texts         {found.shared:,} of {found.rows[0]:,} and {found.rows[1]:,}")
+        print(f"cosine               min {found.min_cosine:.6f}, 1st percentile {found.first_percentile_cosine:.6f}, ", end="")
+        print(f"mean {found.mean_cosine:.6f}")
+        print(f"largest difference   {found.largest_difference:.6f}")
+    if min_cosine is not None and found.min_cosine < min_cosine:
+        typer.echo(f"the lowest cosine is {found.min_cosine:.6f}, the bound was {min_cosine}", err=True)
+        raise typer.Exit(CHECK_FAILED)
+
+
+def lookup(
+    bank: BankFolder,
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...")],
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Print the row and the vector of a text. Exit code 1 if one is not in the bank.
+
+    Example: arrowbank lookup router/features "Where does Ada live?"
+    """
+    from arrowbank.bank.features import open_features
+
+    opened = open_features(bank)
+    rows = [int(row) for row in opened.rows(text)]
+    for one, row in zip(text, rows, strict=True):
+        vector = opened.take([row])[0].tolist() if row >= 0 else None
+        if json:
+            _print_json({"text": one, "row": row, "vector": vector})
+        elif vector is None:
+            print(f"absent  {one!r}")
+        else:
+            print(f"row {row}  {one!r}  [{', '.join(f'{value:.4f}' for value in vector[:6])}, … {len(vector)} values]")
+    if min(rows) < 0:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _print_json(value: Any) -> None:
+    print(json_module.dumps(value, ensure_ascii=False), flush=True)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(part)}" for name, part in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,159 @@
+"""How the command line shows long work: a bar on a terminal, JSON lines with --json, a line a phase elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from arrowbank.progress import Phase, Progress
+
+EVENT_SECONDS = 0.5
+LINE_SECONDS = 30.0
+
+
+class _Meter:
+    """A phase's counts and rates; `show` draws it at most every `pause` seconds, and once at the end."""
+
+    def __init__(self, name: str, total: int | None, unit: str, show: Callable[[_Meter], None], pause: float) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done = self.texts = 0
+        self._show, self._pause = show, pause
+        self._start = self._shown = time.monotonic()
+
+    def advance(self, done: int, *, texts: int | None = None) -> None:
+        self.done += done
+        self.texts += texts if texts is not None else done if self.unit == "texts" else 0
+        if time.monotonic() - self._shown >= self._pause:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._shown = time.monotonic()
+        self._show(self)
+
+    def __enter__(self) -> Phase:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._draw()
+
+    @property
+    def seconds(self) -> float:
+        return max(time.monotonic() - self._start, 1e-9)
+
+    @property
+    def texts_per_second(self) -> float | None:
+        return round(self.texts / self.seconds, 1) if self.texts else None
+
+    @property
+    def eta_seconds(self) -> float | None:
+        if not self.total or not self.done:
+            return None
+        return round(self.seconds / self.done * max(0, self.total - self.done), 1)
+
+
+class JsonProgress:
+    """One JSON event a line on standard output."""
+
+    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
+        return _Meter(name, total, unit, _print_event, EVENT_SECONDS)
+
+    def message(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _print_event(meter: _Meter) -> None:
+    event = {"phase": meter.name, "done": meter.done, "total": meter.total, "unit": meter.unit}
+    event |= {"texts_per_second": meter.texts_per_second, "eta_seconds": meter.eta_seconds}
+    print(json.dumps(event), flush=True)
+
+
+class LineProgress:
+    """A line a phase, and one every half minute, on standard error: for logs."""
+
+    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
+        return _Meter(name, total, unit, _print_line, LINE_SECONDS)
+
+    def message(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _print_line(meter: _Meter) -> None:
+    of = f" of {meter.total:,}" if meter.total is not None else ""
+    rate = f", {meter.texts_per_second:,.0f} texts/s" if meter.texts_per_second else ""
+    left = f", {meter.eta_seconds:,.0f} s left" if meter.eta_seconds else ""
+    print(f"{meter.name}: {meter.done:,}{of} {meter.unit} in {meter.seconds:,.1f} s{rate}{left}", file=sys.stderr, flush=True)
+
+
+class BarProgress:
+    """A bar with rate and time left, for a person at a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
+        return _Bar(self._console, name, total, unit)
+
+    def message(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+
+class _Bar(_Meter):
+    def __init__(self, console: Console, name: str, total: int | None, unit: str) -> None:
+        super().__init__(name, total, unit, self._update, 0.1)
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}  {task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bars.add_task(name, total=total, unit=unit, rate="")
+
+    def _update(self, meter: _Meter) -> None:
+        rate = f"{self.texts_per_second:,.0f} texts/s" if self.texts_per_second else ""
+        self._bars.update(self._task, completed=self.done, rate=rate)
+
+    def __enter__(self) -> Phase:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        self._bars.stop()
+
+
+def progress_for(as_json: bool) -> Progress:
+    """The way to show progress that suits where the output goes."""
+    if as_json:
+        return JsonProgress()
+    console = Console(stderr=True)
+    return BarProgress(console) if console.is_terminal else LineProgress()
+
+
+def done_event(manifest: dict[str, Any]) -> None:
+    """The last event of --json."""
+    print(json.dumps({"phase": "done", "manifest": manifest}, ensure_ascii=False), flush=True)
+
+
+@contextmanager
+def showing(as_json: bool) -> Iterator[tuple[Progress, Callable[[dict[str, Any], str], None]]]:
+    """A progress, and a function that ends the verb with its manifest (--json) or a sentence."""
+
+    def end(manifest: dict[str, Any], sentence: str) -> None:
+        if as_json:
+            done_event(manifest)
+        else:
+            print(sentence, flush=True)
+
+    yield progress_for(as_json), end

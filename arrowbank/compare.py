@@ -1,0 +1,60 @@
+"""How far two feature banks agree on the texts that both have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.errors import InputError
+
+BLOCK_ROWS = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Cosines and differences over the `shared` texts of two banks of `rows` texts each."""
+
+    rows: tuple[int, int]
+    shared: int
+    min_cosine: float
+    mean_cosine: float
+    first_percentile_cosine: float
+    largest_difference: float
+
+
+def compare(a: str | Path, b: str | Path) -> Comparison:
+    """Compare the vectors of texts that both feature banks have, in float32.
+
+    Raises InputError when the widths differ or no text is shared.
+    """
+    left, right = open_features(a), open_features(b)
+    if left.hidden_size != right.hidden_size:
+        raise InputError(f"{a} has vectors of width {left.hidden_size}, {b} of {right.hidden_size}: they cannot be compared.")
+    cosines, largest = [], 0.0
+    for start in range(0, len(left), BLOCK_ROWS):
+        rows = np.arange(start, min(start + BLOCK_ROWS, len(left)))
+        others = right.find(left.digests.take(rows))
+        both = others >= 0
+        x, y = _tensor(left, rows[both]), _tensor(right, others[both])
+        cosines.append(torch.nn.functional.cosine_similarity(x, y, dim=1))
+        largest = max(largest, float((x - y).abs().max())) if len(x) else largest
+    cosine = torch.cat(cosines).double().numpy()
+    if not len(cosine):
+        raise InputError(f"{a} and {b} have no text in common. Compare banks that were made from the same texts.")
+    return Comparison(
+        rows=(len(left), len(right)),
+        shared=len(cosine),
+        min_cosine=float(cosine.min()),
+        mean_cosine=float(cosine.mean()),
+        first_percentile_cosine=float(np.percentile(cosine, 1)),
+        largest_difference=largest,
+    )
+
+
+def _tensor(bank: FeatureBank, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(bank.take(rows)).float()
