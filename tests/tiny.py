@@ -7,6 +7,8 @@ a text can tokenize to nothing).
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,35 @@ def texts(count: int) -> list[str]:
     """`count` different texts of very different lengths, the same ones each time."""
     words = " ".join(SENTENCES).split()
     return [" ".join(words[(7 * i + j * (1 + i % 5)) % len(words)] for j in range(1 + (i * i) % 37)) + f" {i}" for i in range(count)]
+
+
+def save_texts_bank(folder: Path, texts: Sequence[str], generations: Sequence[int] | None = None) -> Path:
+    """A committed texts bank of `texts`, as `scan` writes it: one shard a generation (cumulative row ends, as after growth)."""
+    import pyarrow as pa
+
+    from arrowbank.bank import BankWriter
+
+    ends = list(generations or [len(texts)])
+    digest = hashlib.sha256("\n".join(texts).encode("utf-8", "replace")).hexdigest()
+    with BankWriter(folder, kind="texts", recipe={"texts": digest, "generations": ends}) as bank:
+        for index, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)):
+            rows = texts[start:stop]
+            columns = {
+                "text": pa.array(rows, pa.large_string()),
+                "sha1": pa.array([hashlib.sha1(text.encode()).digest() for text in rows], pa.binary()),
+                "kind": pa.array(["query"] * len(rows), pa.string()),
+                "source": pa.array(["train"] * len(rows), pa.string()),
+            }
+            bank.write_shard(index, pa.record_batch(columns))
+        fields = {
+            "generations": ends,
+            "sources": {"train": {"rows": len(texts)}},
+            "train_sha256": digest,
+            "kinds": {"query": len(texts), "candidate": 0},
+            "text_count": len(texts),
+        }
+        bank.commit(rows=len(texts), manifest=fields, card="texts of a test")
+    return folder
 
 
 def save_bpe_tokenizer(folder: Path, **options: Any) -> Path:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
-import click
 import typer
 
 from arrowbank import __version__
@@ -20,7 +20,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="arrowbank",
     help="Turn raw text and frozen models into Arrow datasets that trainers open with load_from_disk.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -31,26 +30,28 @@ for verb in (look.info, look.verify, look.estimate, look.compare, look.lookup):
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: bool = typer.Option(False, "--version", help="Show the version and leave.", is_eager=True)) -> None:
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.", is_eager=True)] = False,
+) -> None:
     if version:
         print(f"arrowbank {__version__}")
-        raise typer.Exit
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with `argv` (default: the process's own); the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        result = app(arguments, prog_name="arrowbank", standalone_mode=False)
+        app(arguments, prog_name="arrowbank")
     except ArrowbankError as error:
         if "--debug" in arguments:
             raise
         print(f"arrowbank: {error}", file=sys.stderr)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        print("arrowbank: interrupted. What is finished is kept: the same command goes on from there.", file=sys.stderr)
-        return INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    return result if isinstance(result, int) else 0
+    except SystemExit as leaving:
+        if leaving.code == INTERRUPTED:
+            print("arrowbank: interrupted. What is finished is kept: the same command goes on from there.", file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else 0
+    return 0

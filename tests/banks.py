@@ -1,0 +1,105 @@
+"""Small real banks for tests, and an encoder that needs no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank import BankWriter
+from arrowbank.bank.columns import binary_column, list_column
+from arrowbank.bank.keys import text_keys
+
+WIDTH = 24
+VOCAB = 512
+
+
+class TableEncoder:
+    """Mean of fixed random embeddings: a real function of the tokens, the same in every process, and quick."""
+
+    hidden_size = WIDTH
+    version = "1"
+
+    def __init__(self) -> None:
+        self._table = np.random.default_rng(7).standard_normal((VOCAB, WIDTH)).astype(np.float32)
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        positions = np.arange(1, input_ids_NT.shape[1] + 1, dtype=np.float32)[None, :, None]
+        return (self._table[input_ids_NT] / positions).mean(axis=1, dtype=np.float32)
+
+
+class ZeroEncoder(TableEncoder):
+    """Gives an all-zero vector for every text that begins with token 3."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        vectors = super().encode(input_ids_NT)
+        vectors[input_ids_NT[:, 0] == 3] = 0
+        return vectors
+
+
+class NanEncoder(TableEncoder):
+    """Gives a NaN for every text that begins with token 3."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        vectors = super().encode(input_ids_NT)
+        vectors[input_ids_NT[:, 0] == 3, 5] = np.nan
+        return vectors
+
+
+def make_texts(folder: Path, count: int = 40, *, shard_rows: int = 1000, generations: list[int] | None = None) -> list[str]:
+    """A committed texts bank of `count` different texts."""
+    texts = [f"text number {row} of many" for row in range(count)]
+    with BankWriter(folder, kind="texts", recipe={"count": count}, restart=True) as bank:
+        for index, start in enumerate(range(0, count, shard_rows)):
+            part = texts[start : start + shard_rows]
+            bank.write_shard(
+                index,
+                pa.record_batch(
+                    {
+                        "text": pa.array(part, pa.large_string()),
+                        "sha1": binary_column(text_keys(part)),
+                        "kind": ["query" if row % 3 == 0 else "candidate" for row in range(start, start + len(part))],
+                        "source": ["train"] * len(part),
+                    }
+                ),
+            )
+        kinds = {"query": len(range(0, count, 3)), "candidate": count - len(range(0, count, 3))}
+        fields = {"kinds": kinds, "text_count": count, "generations": generations or [count], "train_sha256": "ab" * 32}
+        bank.commit(rows=count, card="texts", manifest=fields)
+    return texts
+
+
+def make_tokens(folder: Path, texts: Path, count: int = 40, *, generations: list[int] | None = None) -> list[list[int]]:
+    """A committed tokens bank behind a texts bank of `count` rows, with lengths from 1 to 9."""
+    rng = np.random.default_rng(count)
+    rows = [[int(token) for token in rng.integers(4, VOCAB, 1 + row * 7 % 9)] for row in range(count)]
+    text_bank = _manifest_of(texts)
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    values = np.concatenate([np.array(row, np.int32) for row in rows])
+    with BankWriter(folder, kind="tokens", recipe={"texts": text_bank["plan_digest"]}, restart=True) as bank:
+        bank.write_shard(
+            0, pa.record_batch({"input_ids": list_column(values, offsets), "length": np.diff(offsets).astype(np.int32)})
+        )
+        bank.commit(
+            rows=count,
+            card="tokens",
+            manifest={
+                "texts": {"path": f"../{texts.name}", "plan_digest": text_bank["plan_digest"]},
+                "max_tokens": 9,
+                "generations": generations or [count],
+                "tokenizer": "none",
+                "kinds": text_bank["kinds"],
+                "train_sha256": text_bank["train_sha256"],
+                "text_count": count,
+            },
+        )
+    return rows
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    from arrowbank.bank.manifest import read_manifest
+
+    return read_manifest(folder)
