@@ -17,12 +17,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.verify import Check, verify
-    from arrowbank.build import BuildConfig, build
-    from arrowbank.compare import Comparison, compare
+    from arrowbank.building import BuildConfig, build
+    from arrowbank.comparison import Comparison, compare
     from arrowbank.corpus.scan import ScanConfig, scan
     from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
-    from arrowbank.encode import EncodeConfig, RunOptions, encode
-    from arrowbank.encode.estimate import Estimate, estimate
+    from arrowbank.encoding import EncodeConfig, RunOptions, encode
+    from arrowbank.encoding.estimate import Estimate, estimate
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.trainer import FeatureDataset
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 _HOME = {
     "Bank": "bank",
     "BatchRules": "plan",
-    "BuildConfig": "build",
+    "BuildConfig": "building",
     "Check": "bank.verify",
-    "Comparison": "compare",
-    "EncodeConfig": "encode",
-    "Estimate": "encode.estimate",
+    "Comparison": "comparison",
+    "EncodeConfig": "encoding",
+    "Estimate": "encoding.estimate",
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
     "ModelConfig": "models",
-    "RunOptions": "encode",
+    "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "TokenizeConfig": "corpus.tokenize",
-    "build": "build",
-    "compare": "compare",
-    "encode": "encode",
-    "estimate": "encode.estimate",
+    "build": "building",
+    "compare": "comparison",
+    "encode": "encoding",
+    "estimate": "encoding.estimate",
     "open_bank": "bank",
     "scan": "corpus.scan",
     "tokenize": "corpus.tokenize",

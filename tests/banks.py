@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,40 @@ class ZeroEncoder(TableEncoder):
         return vectors
 
 
+class HugeEncoder(TableEncoder):
+    """Vectors past what float16 holds, but finite."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        return super().encode(input_ids_NT) * np.float32(1e6)
+
+
+class NarrowEncoder(TableEncoder):
+    """A column short of what it says."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        return super().encode(input_ids_NT)[:, 1:]
+
+
+class DeadlyEncoder(TableEncoder):
+    """Its process does not survive."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(input_ids_NT)
+
+
+class OtherVersion(TableEncoder):
+    """The same encoder after a change that its author declared."""
+
+    version = "2"
+
+
+class WithoutVersion:
+    """No encoder: nothing says which version it is."""
+
+    hidden_size = WIDTH
+
+
 class NanEncoder(TableEncoder):
     """Gives a NaN for every text that begins with token 3."""
 
@@ -76,27 +112,32 @@ def make_tokens(folder: Path, texts: Path, count: int = 40, *, generations: list
     """A committed tokens bank behind a texts bank of `count` rows, with lengths from 1 to 9."""
     rng = np.random.default_rng(count)
     rows = [[int(token) for token in rng.integers(4, VOCAB, 1 + row * 7 % 9)] for row in range(count)]
-    text_bank = _manifest_of(texts)
+    write_tokens(folder, texts, rows, generations or [count])
+    return rows
+
+
+def write_tokens(folder: Path, texts: Path, rows: list[list[int]], generations: list[int]) -> None:
+    """A committed tokens bank of exactly these rows."""
+    source = _manifest_of(texts)
     offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
     values = np.concatenate([np.array(row, np.int32) for row in rows])
-    with BankWriter(folder, kind="tokens", recipe={"texts": text_bank["plan_digest"]}, restart=True) as bank:
+    with BankWriter(folder, kind="tokens", recipe={"texts": source["plan_digest"]}, restart=True) as bank:
         bank.write_shard(
             0, pa.record_batch({"input_ids": list_column(values, offsets), "length": np.diff(offsets).astype(np.int32)})
         )
         bank.commit(
-            rows=count,
+            rows=len(rows),
             card="tokens",
             manifest={
-                "texts": {"path": f"../{texts.name}", "plan_digest": text_bank["plan_digest"]},
+                "texts": {"path": f"../{texts.name}", "plan_digest": source["plan_digest"]},
                 "max_tokens": 9,
-                "generations": generations or [count],
+                "generations": generations,
                 "tokenizer": "none",
-                "kinds": text_bank["kinds"],
-                "train_sha256": text_bank["train_sha256"],
-                "text_count": count,
+                "kinds": source["kinds"],
+                "train_sha256": source["train_sha256"],
+                "text_count": len(rows),
             },
         )
-    return rows
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:

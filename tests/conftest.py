@@ -11,7 +11,7 @@ import pytest
 # No test reaches for the network, nor prints a bar; set before anything imports huggingface_hub or datasets.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
-from tests import kill, tiny  # noqa: E402
+from tests import kill, tiny
 
 
 @pytest.fixture(scope="session")

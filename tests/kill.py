@@ -23,7 +23,17 @@ from pathlib import Path
 from typing import Any
 
 PUBLISH_STEPS = ("fsync", "replace", "rename", "link", "unlink", "remove", "rmdir")
-PRELOAD = ["pytest", "numpy", "pyarrow", "datasets", "torch", "transformers", "arrowbank", "arrowbank.cli", "arrowbank.corpus.tokenize"]
+PRELOAD = [
+    "pytest",
+    "numpy",
+    "pyarrow",
+    "datasets",
+    "torch",
+    "transformers",
+    "arrowbank",
+    "arrowbank.cli",
+    "arrowbank.corpus.tokenize",
+]
 PATIENCE_S = 120
 
 

@@ -33,7 +33,8 @@ SENTENCES = (
 def texts(count: int) -> list[str]:
     """`count` different texts of very different lengths, the same ones each time."""
     words = " ".join(SENTENCES).split()
-    return [" ".join(words[(7 * i + j * (1 + i % 5)) % len(words)] for j in range(1 + (i * i) % 37)) + f" {i}" for i in range(count)]
+    picks = ([words[(7 * i + j * (1 + i % 5)) % len(words)] for j in range(1 + (i * i) % 37)] for i in range(count))
+    return [" ".join([*pick, str(i)]) for i, pick in enumerate(picks)]
 
 
 def save_texts_bank(folder: Path, texts: Sequence[str], generations: Sequence[int] | None = None) -> Path:
@@ -88,7 +89,8 @@ def save_wordpiece_tokenizer(folder: Path, **options: Any) -> Path:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.train_from_iterator(SENTENCES, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False))
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )

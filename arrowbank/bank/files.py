@@ -15,6 +15,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,15 +23,16 @@ from typing import IO, Any
 from arrowbank.errors import ArrowbankError, BankLocked, DiskFull, InputError
 
 READ_BYTES = 1 << 22
+WORTH_A_THREAD = 1 << 18
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 class HashedFile:
-    """A write-only file that hashes and counts what passes through it."""
+    """A write-only file that hashes and counts what passes through it. Large pieces are hashed while they are written."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
+    def __init__(self, raw: IO[bytes], hasher: Executor) -> None:
+        self._raw, self._hasher = raw, hasher
         self._sha256 = hashlib.sha256()
         self.bytes = 0
         self.closed = False
@@ -38,12 +40,22 @@ class HashedFile:
     def write(self, data: Any) -> int:
         """Write `data` (anything with a buffer) whole; the bytes written."""
         view = memoryview(data).cast("B")
-        self._sha256.update(view)
+        if len(view) < WORTH_A_THREAD:
+            self._sha256.update(view)
+            self._write(view)
+        else:
+            hashed = self._hasher.submit(self._sha256.update, view)
+            try:
+                self._write(view)
+            finally:
+                hashed.result()
+        self.bytes += len(view)
+        return len(view)
+
+    def _write(self, view: memoryview) -> None:
         written = 0
         while written < len(view):  # an unbuffered write may take less than it is given (2 GiB at most on Linux)
             written += self._raw.write(view[written:])
-        self.bytes += len(view)
-        return len(view)
 
     def flush(self) -> None:
         self._raw.flush()
@@ -64,8 +76,8 @@ def publishing(path: Path) -> Iterator[HashedFile]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with explained(path):
         try:
-            with open(temporary, "xb", buffering=0) as raw:
-                file = HashedFile(raw)
+            with ThreadPoolExecutor(1, thread_name_prefix="hasher") as hasher, open(temporary, "xb", buffering=0) as raw:
+                file = HashedFile(raw, hasher)
                 yield file
                 file.sync()
             os.replace(temporary, path)

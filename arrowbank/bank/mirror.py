@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +52,10 @@ def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[i
         for batch in shards:
             file.write("".join(json.dumps(text) + "\n" for text in batch.column("text").to_pylist()).encode())
 
-    bank.write_file(MATRIX_FILE, matrix, rows=rows)
-    bank.write_file(INDEX_FILE, index, rows=rows)
-    bank.write_file(TEXTS_FILE, texts, rows=rows)
+    files = {MATRIX_FILE: matrix, INDEX_FILE: index, TEXTS_FILE: texts}
+    with ThreadPoolExecutor(len(files)) as pool:  # the matrix is the disk's and the hash's work, the others Python's
+        for written in [pool.submit(bank.write_file, name, write, rows=rows) for name, write in files.items()]:
+            written.result()
 
 
 def write_keys(bank: BankWriter, *, rows: int) -> None:

@@ -137,7 +137,7 @@ class BankWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.committed:
+        if (self.folder / STATE).exists():
             self._drop_journal()
         if self._lock:
             self._lock.release()

@@ -82,7 +82,7 @@ def estimate(
     Example: arrowbank estimate router/tokens --model Qwen/Qwen3-4B --load-in-4bit
     """
     from arrowbank.bank.files import human_bytes
-    from arrowbank.encode.estimate import estimate as run
+    from arrowbank.encoding.estimate import estimate as run
 
     config = encode_config(**_subset(locals(), ENCODE_NAMES))
     found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(json))
@@ -111,7 +111,7 @@ def compare(
 
     Example: arrowbank compare router_bf16/features router_nf4/features --min-cosine 0.98
     """
-    from arrowbank.compare import compare as run
+    from arrowbank.comparison import compare as run
 
     found = run(a, b)
     if json:

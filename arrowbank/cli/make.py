@@ -13,7 +13,7 @@ from arrowbank.errors import InputError
 
 if TYPE_CHECKING:
     from arrowbank.corpus.scan import ScanConfig
-    from arrowbank.encode import EncodeConfig, RunOptions
+    from arrowbank.encoding import EncodeConfig, RunOptions
 
 DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
 
@@ -113,7 +113,7 @@ def encode(
 
     Example: arrowbank encode router/tokens --model Qwen/Qwen3-4B --load-in-4bit --out router/features
     """
-    from arrowbank.encode import encode as run
+    from arrowbank.encoding import encode as run
 
     config = encode_config(**_subset(locals(), ENCODE_NAMES))
     with showing(json) as (progress, end):
@@ -165,8 +165,8 @@ def build(
 
     Example: arrowbank build --source train=train.jsonl --model Qwen/Qwen3-4B --out router
     """
-    from arrowbank.build import BuildConfig
-    from arrowbank.build import build as run
+    from arrowbank.building import BuildConfig
+    from arrowbank.building import build as run
     from arrowbank.corpus.tokenize import TokenizeConfig
 
     if not (tokenizer or model):
@@ -209,7 +209,7 @@ def encode_config(
     **of_the_model: Any,
 ) -> EncodeConfig:
     """The configuration that the options of `encode` spell."""
-    from arrowbank.encode import EncodeConfig
+    from arrowbank.encoding import EncodeConfig
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
 
@@ -225,7 +225,7 @@ def encode_config(
 
 
 def _run_options(*, rows: str | None, shards: str | None, worker: str | None, **rest: Any) -> RunOptions:
-    from arrowbank.encode import RunOptions
+    from arrowbank.encoding import RunOptions
 
     return RunOptions(rows=o.row_range(rows), shards=o.shard_list(shards), worker=o.worker_part(worker), **rest)
 

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from arrowbank.corpus.fields import FieldPath, spell_path
+
 SKIP_HINT = "Fix the line, or give --on-bad-line skip, which skips and counts such lines."
 
 # a string, or one character of structure; the three constants that `json` reads and JSON does not have
@@ -22,6 +24,17 @@ class BadLine(Exception):
     column: int = 0
     remedy: str = SKIP_HINT
     skippable: bool = True
+
+
+def not_a_text(line: int, path: FieldPath) -> BadLine:
+    """What `--strict` says about a number, bool, list or object at `path`."""
+    what = f"a number, bool, list or object at {spell_path(path)}, where a text should be"
+    return BadLine(line, what, remedy="Fix it, or scan without --strict, which skips and counts such values.", skippable=False)
+
+
+def not_utf8(line: int, path: FieldPath) -> BadLine:
+    """What is said about a table's text column that has something else in it."""
+    return BadLine(line, f"text at {spell_path(path)} that is not UTF-8", remedy="Write the file again.", skippable=False)
 
 
 class _NotJson(ValueError):

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from arrowbank.corpus.badlines import BadLine, parse_line
-from arrowbank.corpus.fields import EACH, FieldPath, Step, parse_path, spell_path
+from arrowbank.corpus.badlines import BadLine, not_a_text, parse_line
+from arrowbank.corpus.fields import EACH, FieldPath, Step, parse_path
 
 SHA1_BYTES = 20
 
@@ -177,12 +177,7 @@ class Extractor:
             before = found.counts.not_text
             texts = [_without_lone_surrogates(text, found.counts) for text in walk(episode, path, found.counts)]
             if self.rules.strict and found.counts.not_text > before:
-                raise BadLine(
-                    line=number,
-                    what=f"a number, bool, list or object at {spell_path(path)}, where a text should be",
-                    remedy="Fix it, or scan without --strict, which skips and counts such values.",
-                    skippable=False,
-                )
+                raise not_a_text(number, path)
             found.texts += texts
             found.kinds += bytes([kind]) * len(texts)
 

@@ -1,11 +1,12 @@
 """Texts bank → tokens bank: one row a text, its `input_ids` (list<int32>) and `length` (int32), in the texts' order.
 
-The work is a `Dataset.map` over one shard of rows at a time, so that a crash loses one shard. Inside it a Python process does as
-little as it can: texts go into the Rust tokenizer as a list, ids come out as lists and go into one Arrow array. The tokenizer is read before
-the map forks, so that no worker reads it again. What a shard holds depends on its texts and the recipe alone, not on how many processes made it.
+The work is a `Dataset.map` over one shard of rows at a time, so that a crash loses one shard. Inside it a Python process does
+as little as it can: texts go into the Rust tokenizer as a list, ids come out as lists and go into one Arrow array. The
+tokenizer is read before the map forks, so that no worker reads it again. What a shard holds depends on its texts and the
+recipe alone, not on how many processes made it.
 
-What `map` keeps on disk meanwhile lies in the bank's journal under the recipe's hash *and* the number of processes (datasets takes the
-number of pieces from files that are there already), and is never believed by a later run.
+What `map` keeps on disk meanwhile lies in the bank's journal under the recipe's hash *and* the number of processes (datasets
+takes the number of pieces from files that are there already), and is never believed by a later run.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from arrowbank.progress import SILENT, Progress
 if TYPE_CHECKING:
     import datasets
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 METHOD = 1  # raise it when the same recipe would give other ids
 BATCH_ROWS = 1000
@@ -42,8 +44,8 @@ ROWS_WORTH_A_PROCESS = 2000
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 CARRIED = ("sources", "train_sha256", "eval_sha256", "kinds", "text_count")
 
-RESULT_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32(), "truncated": pa.bool_(), "empty": pa.bool_()})
-BANK_COLUMNS = ["input_ids", "length"]
+BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
+RESULT_SCHEMA = pa.unify_schemas([BANK_SCHEMA, pa.schema({"truncated": pa.bool_(), "empty": pa.bool_()})])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +129,10 @@ def tokenize(
         raise InputError(f"num_proc is {num_proc}, it must be at least 1.")
     source = open_bank(texts)
     if "text" not in source.columns:
-        raise InputError(f"{texts}: a bank of kind {source.kind!r} without a text column. Give a texts bank, made by `arrowbank scan`.")
-    folder, tokenizer = _load_fast(config)
-    fields = _manifest_fields(config, models.tokenizer_fingerprint(folder), source, Path(out))
-    with BankWriter(out, kind="tokens", recipe=_recipe(fields, config), restart=restart, manifest=fields) as bank:
+        raise InputError(f"{texts}: a bank of kind {source.kind!r} without a text column. Give a texts bank (arrowbank scan).")
+    tokenizer = models.load_tokenizer(config.tokenizer, trust_remote_code=config.trust_remote_code)
+    fields = _manifest_fields(config, tokenizer, source, Path(out))
+    with BankWriter(out, kind="tokens", recipe=_recipe(fields, config, tokenizer), restart=restart, manifest=fields) as bank:
         if not bank.committed:
             work = _Work(config, source, bank, tokenizer, num_proc or os.cpu_count() or 1)
             work.run(progress)
@@ -142,7 +144,9 @@ def tokenize(
 class _Work:
     """One run over the shards that are missing."""
 
-    def __init__(self, config: TokenizeConfig, source: Bank, bank: BankWriter, tokenizer: Any, processes: int) -> None:
+    def __init__(
+        self, config: TokenizeConfig, source: Bank, bank: BankWriter, tokenizer: PreTrainedTokenizerFast, processes: int
+    ) -> None:
         self._config, self._source, self._bank, self._processes = config, source, bank, processes
         self._shards = shard_ranges(_generations(source), config.rows_a_shard)
         self._cache = bank.work_dir / "map"
@@ -189,37 +193,36 @@ class _Work:
         }
         publish_json(self._counts_file(shard), counts)  # before the shard: a receipt then always has its counts
         # to_batches gives one batch for what combine_chunks made one; the schema loses datasets' own metadata
-        (batch,) = table.select(BANK_COLUMNS).replace_schema_metadata(None).to_batches()
+        (batch,) = table.select(BANK_SCHEMA.names).replace_schema_metadata(None).to_batches()
         self._bank.write_shard(shard.index, batch)
         for piece in self._cache.glob("*.arrow"):
             piece.unlink()
 
     def _map(self, shard: Shard) -> datasets.Dataset:
-        from datasets import Features, List, Value
+        from datasets import Features
 
         processes = min(self._processes, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
         name = f"{self._bank.plan_digest[:32]}-{shard.index:05d}-{processes}"
         rows = self._source.dataset.select_columns(["text"]).select(range(shard.start, shard.stop)).with_format("arrow")
-        features = {"input_ids": List(Value("int32")), "length": Value("int32"), "truncated": Value("bool"), "empty": Value("bool")}
         try:
             return rows.map(
                 self._batches,
                 batched=True,
                 batch_size=BATCH_ROWS,
                 remove_columns=["text"],
-                features=Features(features),
+                features=Features.from_arrow_schema(RESULT_SCHEMA),
                 num_proc=processes if processes > 1 else None,
                 cache_file_name=str(self._cache / f"{name}.arrow"),
                 load_from_cache_file=False,
                 new_fingerprint=name,
                 writer_batch_size=shard.rows,
             )
-        except RuntimeError as error:
-            if "abruptly died" not in str(error):
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            if isinstance(error, RuntimeError) and "abruptly died" not in str(error):
                 raise
             raise WorkerDied(
-                f"{self._bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of memory?). "
-                "Finished shards are kept: run the same command again, with a smaller --num-proc if memory is short."
+                f"{self._bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of "
+                "memory?). Finished shards are kept: run the same command again, with a smaller --num-proc if memory is short."
             ) from error
 
     def _too_long(self, row: int) -> InputError:
@@ -227,8 +230,8 @@ class _Work:
         backend = _read_backend(self._batches.tokenizer_file, self._batches.split_special_tokens, truncation=False)
         length = len(backend.encode(self._config.prompt + text, add_special_tokens=self._config.special_tokens).ids)
         return InputError(
-            f"{self._source.folder}: row {row} has {length} tokens, more than --max-tokens {self._config.max_tokens}: {text[:80]!r}. "
-            "Raise --max-tokens, shorten the text, or give --on-long truncate."
+            f"{self._source.folder}: row {row} has {length} tokens, more than --max-tokens {self._config.max_tokens}: "
+            f"{text[:80]!r}. Raise --max-tokens, shorten the text, or give --on-long truncate."
         )
 
 
@@ -265,11 +268,9 @@ def _read_backend(path: Path, split_special_tokens: bool, truncation: bool = Tru
     return backend
 
 
-def _save_backend(tokenizer: Any, config: TokenizeConfig, path: Path) -> Path:
+def _save_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, path: Path) -> Path:
     """Write the Rust tokenizer, set as `tokenizer(text, truncation=True, max_length=…)` sets it, for this run's processes."""
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend = tokenizer.backend_tokenizer
     added = backend.num_special_tokens_to_add(False) if config.special_tokens else 0
     if config.max_tokens <= added:
         raise InputError(f"max_tokens is {config.max_tokens}, the tokenizer's own special tokens take {added}. Give more.")
@@ -279,27 +280,16 @@ def _save_backend(tokenizer: Any, config: TokenizeConfig, path: Path) -> Path:
     return path
 
 
-def _load_fast(config: TokenizeConfig) -> tuple[Path, Any]:
-    folder = models.resolve_model(config.tokenizer)
-    tokenizer = models.load_tokenizer(config.tokenizer, trust_remote_code=config.trust_remote_code)
-    if not getattr(tokenizer, "is_fast", False):
-        raise InputError(
-            f"{config.tokenizer}: {type(tokenizer).__name__} is not a fast tokenizer. Save it with a tokenizer.json "
-            "(transformers converts most slow ones), and give that folder."
-        )
-    return folder, tokenizer
-
-
 def _generations(source: Bank) -> list[int]:
     return [int(end) for end in source.manifest.get("generations", [len(source)])]
 
 
-def _manifest_fields(config: TokenizeConfig, fingerprint: str, source: Bank, out: Path) -> dict[str, Any]:
+def _manifest_fields(config: TokenizeConfig, tokenizer: PreTrainedTokenizerFast, source: Bank, out: Path) -> dict[str, Any]:
     carried = {name: value for name, value in source.manifest.items() if name in CARRIED or name.endswith("_sha256")}
     return {
         **carried,
         "tokenizer": config.tokenizer,
-        "tokenizer_fingerprint": fingerprint,
+        "tokenizer_fingerprint": models.tokenizer_fingerprint(tokenizer),
         "max_tokens": config.max_tokens,
         "special_tokens": config.special_tokens,
         "on_long": config.on_long,
@@ -309,21 +299,24 @@ def _manifest_fields(config: TokenizeConfig, fingerprint: str, source: Bank, out
     }
 
 
-def _recipe(fields: dict[str, Any], config: TokenizeConfig) -> dict[str, Any]:
+def _recipe(fields: dict[str, Any], config: TokenizeConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     decisive = ("tokenizer_fingerprint", "max_tokens", "special_tokens", "on_long", "prompt", "generations")
     return {
         "method": METHOD,
         "texts": fields["texts"]["plan_digest"],
         "shard_rows": config.rows_a_shard,
+        "split_special_tokens": bool(tokenizer.split_special_tokens),
         **{name: fields[name] for name in decisive},
     }
 
 
 def _card(fields: dict[str, Any], counts: dict[str, int], rows: int) -> str:
+    special = "with" if fields["special_tokens"] else "without"
     return (
-        f"# Tokens\n\nThe tokens of {rows} texts (the bank `{fields['texts']['path']}`), one row each in the same order: `input_ids`, `length`. "
-        f"Tokenizer `{fields['tokenizer']}`, at most {fields['max_tokens']} tokens, "
-        f"{'with' if fields['special_tokens'] else 'without'} special tokens.\n\n"
-        f"{counts['tokens']} tokens; {counts['truncated']} texts truncated, {counts['empty']} without a token (stored as the token 0).\n\n"
+        "# Tokens\n\n"
+        f"The tokens of {rows} texts (the bank `{fields['texts']['path']}`), one row each in the same order: `input_ids` and "
+        f"`length`. Tokenizer `{fields['tokenizer']}`, at most {fields['max_tokens']} tokens, {special} special tokens.\n\n"
+        f"{counts['tokens']} tokens; {counts['truncated']} texts were truncated, {counts['empty']} gave no token and are "
+        "stored as the token 0.\n\n"
         "Made by arrowbank; `datasets.load_from_disk` opens it.\n"
     )

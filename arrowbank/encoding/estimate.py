@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import free_bytes
-from arrowbank.encode.config import EncodeConfig, Encoder
-from arrowbank.encode.shards import EncodeJob, one_array, text_bytes
-from arrowbank.encode.stage import EncodePlan, open_tokens
+from arrowbank.encoding.config import EncodeConfig, Encoder
+from arrowbank.encoding.shards import EncodeJob, one_array, text_bytes
+from arrowbank.encoding.stage import EncodePlan, open_tokens
 from arrowbank.plan import Batch, batch_counts, batches, gather
 from arrowbank.progress import SILENT, Progress
 

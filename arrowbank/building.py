@@ -8,7 +8,7 @@ from pathlib import Path
 from arrowbank.bank.manifest import Manifest
 from arrowbank.corpus.scan import ScanConfig, scan
 from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
-from arrowbank.encode import EncodeConfig, RunOptions, encode
+from arrowbank.encoding import EncodeConfig, RunOptions, encode
 from arrowbank.progress import SILENT, Progress
 
 

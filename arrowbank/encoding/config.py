@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from arrowbank.errors import InputError
-from arrowbank.models import ModelConfig
 from arrowbank.plan import SHARD_ROWS, BatchRules
+
+if TYPE_CHECKING:
+    from arrowbank.models import ModelConfig
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding. It is
 # part of the plan digest, so no bank is ever finished by a method other than the one that began it.

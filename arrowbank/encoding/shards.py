@@ -13,9 +13,8 @@ import torch
 
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_list_column, list_values
-from arrowbank.encode.config import EncodeConfig, Encoder, load_custom_encoder, stream
+from arrowbank.encoding.config import EncodeConfig, Encoder, load_custom_encoder, stream
 from arrowbank.errors import BadVector, InputError
-from arrowbank.models import load_encoder
 from arrowbank.plan import Batch, Shard, batches, gather
 
 TEXT_COLUMNS = ["text", "kind", "sha1"]
@@ -37,6 +36,8 @@ class EncodeJob:
         """The frozen model of worker `number`."""
         if self.config.model is None:
             return load_custom_encoder(str(self.config.encoder))
+        from arrowbank.models import load_encoder  # transformers is not needed for an encoder of the user's own
+
         return load_encoder(self.config.model, worker=number)
 
 
@@ -107,8 +108,8 @@ def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.ND
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; a copy only where it spans shards of the bank that it is read from."""
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    """A column as one array of its own: a view into a longer one would be written with other bytes than an equal copy."""
+    return pa.concat_arrays([column.chunk(0).slice(0, 0), *column.chunks])
 
 
 def text_bytes(texts: Bank) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arrowbank import engine
 from arrowbank.bank import Bank, BankWriter, open_bank
@@ -15,12 +15,14 @@ from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
-from arrowbank.encode.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
-from arrowbank.encode.shards import EncodeJob, text_bytes
+from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
+from arrowbank.encoding.shards import EncodeJob, text_bytes
 from arrowbank.errors import InputError
-from arrowbank.models import ModelInfo, describe
 from arrowbank.plan import Shard, rows_a_shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from arrowbank.models import ModelInfo
 
 CARRIED = ("sources", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
 
@@ -97,7 +99,11 @@ class EncodePlan:
     @cached_property
     def info(self) -> ModelInfo | None:
         """What is known of the transformers model; None for a user's own encoder."""
-        return describe(self.config.model) if self.config.model else None
+        if self.config.model is None:
+            return None
+        from arrowbank.models import describe
+
+        return describe(self.config.model)
 
     @cached_property
     def _own(self) -> Any:

@@ -1,0 +1,125 @@
+"""New texts on their way into shards: gathered until a shard is full, then written while the next one fills.
+
+A shard is full when one more text would be more than it may hold, in rows or in bytes. That depends on nothing but the texts in row order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.columns import binary_column
+from arrowbank.corpus.extract import SHA1_BYTES, Extract
+from arrowbank.plan import SHARD_ROWS
+
+SHARD_TEXT_BYTES = 1 << 25  # as much again while it is written: the scan's memory is bounded
+
+Write = Callable[[int, pa.RecordBatch], object]
+Bytes = npt.NDArray[np.uint8]
+
+
+class ShardBuilder:
+    """Writes rows of `text`, `sha1`, `kind`, `source` through `write` as shards `first`, `first` + 1, … A context manager."""
+
+    def __init__(self, write: Write, *, first: int, kinds: Sequence[str], sources: Sequence[str]) -> None:
+        self.rows = 0  # of all shards
+        self._write, self._index = write, first
+        self._names = {"kind": list(kinds), "source": list(sources)}
+        self._writer = ThreadPoolExecutor(1, "shard")
+        self._writing: Future[object] | None = None
+        self._clear()
+
+    def __enter__(self) -> ShardBuilder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._writer.shutdown()
+
+    def _clear(self) -> None:
+        self._text: Bytes = np.empty(SHARD_TEXT_BYTES, np.uint8)  # takes memory only as it fills
+        self._text_bytes = 0
+        self._shard_rows = 0
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self._digests: list[Bytes] = []
+        self._codes: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in self._names}
+
+    def add(self, extract: Extract, fresh: npt.NDArray[np.bool_], source: int) -> None:
+        """Add the texts of `extract` that are `fresh` ([n]); they come from the source of that number."""
+        if not fresh.any():
+            return
+        texts, lengths = _fresh_texts(extract, fresh)
+        places = np.flatnonzero(fresh)
+        digests = np.frombuffer(extract.digests, np.uint8).reshape(-1, SHA1_BYTES).take(places, axis=0)
+        kinds = np.frombuffer(extract.kinds, np.uint8).take(places)
+        ends = np.cumsum(lengths)
+        row = byte = 0
+        while row < len(lengths):
+            room = SHARD_TEXT_BYTES - self._text_bytes
+            fitting = int(np.searchsorted(ends, byte + room, side="right")) - row
+            count = min(fitting, SHARD_ROWS - self._shard_rows)
+            if count == 0 and self._shard_rows:
+                self._flush()
+                continue
+            stop = row + max(count, 1)  # a text that is larger than a shard is one
+            end = int(ends[stop - 1])
+            self._append_text(texts[byte:end])
+            self._lengths.append(lengths[row:stop])
+            self._digests.append(digests[row:stop])
+            self._codes["kind"].append(kinds[row:stop])
+            self._codes["source"].append(np.full(stop - row, source, np.int32))
+            self._shard_rows += stop - row
+            row, byte = stop, end
+
+    def _append_text(self, text: Bytes) -> None:
+        end = self._text_bytes + len(text)
+        if end > len(self._text):
+            self._text = text.copy()
+        else:
+            self._text[self._text_bytes : end] = text
+        self._text_bytes = end
+
+    def finish(self) -> None:
+        """Write what is left and wait for it."""
+        if self._shard_rows:
+            self._flush()
+        self._wait()
+
+    def _flush(self) -> None:
+        batch = self._batch()
+        self._clear()
+        self._wait()
+        self._writing = self._writer.submit(self._write, self._index, batch)
+        self._index += 1
+        self.rows += batch.num_rows
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+        self._writing = None
+
+    def _batch(self) -> pa.RecordBatch:
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(self._lengths))]).astype(np.int64)
+        text = pa.LargeStringArray.from_buffers(
+            self._shard_rows, pa.py_buffer(offsets), pa.py_buffer(self._text[: self._text_bytes])
+        )
+        columns = {"text": text, "sha1": binary_column(np.concatenate(self._digests))}
+        for name, codes in self._codes.items():
+            columns[name] = pa.array(self._names[name], pa.string()).take(pa.array(np.concatenate(codes)))
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def _fresh_texts(extract: Extract, fresh: npt.NDArray[np.bool_]) -> tuple[Bytes, npt.NDArray[np.int64]]:
+    """The UTF-8 of the fresh texts on end, and how many bytes each has."""
+    data, lengths = np.frombuffer(extract.data, np.uint8), np.frombuffer(extract.lengths, np.uint32).astype(np.int64)
+    if fresh.all():
+        return data, lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    kept = values.filter(pa.array(fresh))
+    return np.frombuffer(kept.buffers()[2], np.uint8), lengths[fresh]

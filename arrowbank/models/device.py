@@ -1,0 +1,54 @@
+"""Which device a model runs on, and the cap on its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from arrowbank.errors import InputError
+from arrowbank.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+# Of a memory cap, what weights may take; the rest is for activations, the CUDA context's workspaces and fragmentation.
+_WEIGHTS_SHARE = 0.75
+
+
+def resolve_device(config: ModelConfig, worker: int = 0) -> tuple[str, tuple[str, ...]]:
+    """("cpu" or "cuda:N", notes). Worker i of several takes GPU i modulo their count, unless the device is named.
+
+    Raises InputError for a GPU that is not there.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device.startswith("cuda"):
+        index = int(config.device[5:]) if ":" in config.device else worker % max(count, 1)
+        if not count:
+            raise InputError(
+                f"device is {config.device!r}, but torch {torch.__version__} finds no CUDA GPU here; use --device cpu, or install a CUDA "
+                "build of torch and a driver"
+            )
+        if index >= count:
+            raise InputError(f"device is {config.device!r}, but this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+        return f"cuda:{index}", ()
+    if config.device == "auto" and count:
+        return f"cuda:{worker % count}", ()
+    if config.gpu_memory_gb is not None:
+        return "cpu", (f"gpu_memory_gb = {config.gpu_memory_gb:g} has no effect: the model runs on the CPU",)
+    return "cpu", ()
+
+
+def cap_memory(device: torch.device, gpu_memory_gb: float) -> dict[int | str, int]:
+    """Cap this process's share of the GPU for good, and say how much of it (and of the CPU's) the weights may take.
+
+    Allocating beyond the cap raises torch.OutOfMemoryError instead of taking memory from others on the same GPU.
+    """
+    import torch
+    from accelerate.utils import get_max_memory
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    cap = gpu_memory_gb * 2**30
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+    index = device.index or 0
+    return {index: int(min(cap, total) * _WEIGHTS_SHARE), "cpu": int(get_max_memory()["cpu"])}

@@ -1,0 +1,85 @@
+"""From the name a user gives to a folder on this machine, and to the weight files in it.
+
+Only safetensors are read: a pickle can run code. A Hub id is downloaded once into the Hub's own cache, and from
+then on everything is read from that folder, so that what was fingerprinted is what is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from arrowbank.errors import InputError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+
+
+def resolve_model(model: str, *, weights: bool = True, code: bool = False) -> Path:
+    """The local folder of `model`: that folder itself, else the Hub's snapshot, downloaded where it is missing.
+
+    `weights=False` is enough for a tokenizer; `code=True` fetches Python files too. Raises InputError if there is no such
+    folder or repository, the Hub cannot be reached, or (with `weights`) no safetensors are there.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if folder.exists():
+            raise InputError(f"model {model!r} is a file; expected the folder that holds config.json and the weights")
+        if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
+            raise InputError(f"model {model!r}: no such folder; expected a folder or a Hugging Face Hub id like 'owner/name'")
+        folder = _snapshot(model, [*_SMALL_FILES, *["*.safetensors"] * weights, *["*.py"] * code])
+    if weights:
+        weight_files(folder)
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, in the order of their names: one, or all that the index lists, with the index."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            what = f"does not have {', '.join(missing)}" if missing else "has an empty weight map"
+            raise InputError(f"{folder}: {INDEX} is there but the folder {what}; download the model again")
+        return [folder / INDEX, *(folder / name for name in names)]
+    pickled = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLED)
+    if pickled:
+        raise InputError(
+            f"{folder} has {pickled[0]} but no {SINGLE}: pickled weights are not read, since they can run code; load them once in "
+            "a place you trust and write them with save_pretrained(), or take a revision that has safetensors"
+        )
+    raise InputError(f"{folder} has neither {SINGLE} nor {INDEX}; expected a folder that save_pretrained() wrote")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of the model folder. Raises InputError if it is missing, not JSON, or not an object."""
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{file.parent} has no {file.name}; expected a model folder as save_pretrained() writes it") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{file} holds a {type(value).__name__}; expected a JSON object")
+    return value
+
+
+def _snapshot(model: str, patterns: list[str]) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    # HTTPError is the HTTP client's base class, whichever client this huggingface_hub uses; the rest are OSErrors and ValueErrors.
+    expected = (OSError, ValueError, errors.HTTPError)
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except expected as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"model {model!r} is not a folder here, and the Hugging Face Hub gave no copy of it: {reason}\n"
+            "Check the name, the network (HF_HUB_OFFLINE) and access rights, or give a local folder."
+        ) from error

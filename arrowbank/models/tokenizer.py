@@ -1,0 +1,73 @@
+"""Fast tokenizers: loading any that transformers knows, and a digest of what decides the ids they give.
+
+Only fast (Rust) tokenizers are taken: they are the ones that `encode_batch_fast` and threads speed up, and their whole state
+has one canonical text. That text is the fingerprint's material, less its truncation and padding: those a stage sets for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arrowbank.errors import InputError
+from arrowbank.models.quiet import quiet
+from arrowbank.models.source import resolve_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_NO_LIMIT = int(1e30)
+
+
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of `model`, a folder (its tokenizer.json is enough) or a Hub id.
+
+    It comes without the truncation, padding and length warning that the folder may have set: the caller's options decide.
+    Raises InputError if there is none, or only a slow one.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_model(model, weights=False, code=trust_remote_code)
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(_no_tokenizer(model, folder, error)) from error
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"tokenizer of {model!r} is {type(tokenizer).__name__}, a slow (pure Python) one; expected a fast one. Convert it once: "
+            "transformers.convert_slow_tokenizer.convert_slow_tokenizer(tokenizer).save('tokenizer.json') in that folder"
+        )
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.model_max_length = _NO_LIMIT
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def tokenizer_fingerprint(tokenizer: Path | PreTrainedTokenizerFast) -> str:
+    """sha256 (hex) of all that decides ids: the Rust tokenizer's canonical state, special tokens and the truncation side.
+
+    Takes a folder, or the tokenizer if it is loaded already. Neither path nor time enters it.
+    """
+    loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
+    state = json.loads(loaded.backend_tokenizer.to_str())
+    state.pop("truncation", None)
+    state.pop("padding", None)
+    content = {
+        "state": state,
+        "special_tokens": {name: str(token) for name, token in loaded.special_tokens_map.items()},
+        "truncation_side": loaded.truncation_side,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _no_tokenizer(model: str, folder: Path, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if (folder / "tokenizer.json").is_file():
+        return f"tokenizer of {model!r} cannot be loaded: {reason}"
+    return (
+        f"{model!r} has no tokenizer.json and transformers makes no tokenizer from it: {reason}\n"
+        "Give a folder or Hub id that holds a tokenizer.json."
+    )

@@ -1,0 +1,132 @@
+"""The picture of the layers, and the limits on files and functions, as tests.
+
+cli → stages and what looks at banks (siblings) → engine, models → plan, bank → errors, progress
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "arrowbank"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 60
+
+# each unit of the package may import those of lower layers, never its siblings; what is not listed here is a stage
+LAYERS = {
+    "errors": 0,
+    "progress": 0,
+    "bank": 1,
+    "plan": 1,
+    "engine": 2,
+    "models": 2,
+    "building": 4,  # scan, tokenize and encode in one: the only place beside the command line that knows several stages
+    "cli": 5,
+    "__main__": 6,
+    "": 7,  # arrowbank/__init__.py names everything, lazily
+}
+STAGE = 3
+FRIENDS = {("bank", "plan"), ("__main__", "")}  # same layer, and one way only
+
+HEAVY = ("torch", "transformers", "datasets", "ray", "matplotlib", "pyarrow", "numpy", "typer", "rich")
+
+
+def unit_of(parts: tuple[str, ...]) -> str:
+    """The file or folder under arrowbank/ that a module belongs to."""
+    return parts[1] if len(parts) > 1 else ""
+
+
+def module_parts(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(line, module parts) of everything of arrowbank that a file imports, inside functions and for types too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: relative import"
+            names = [f"{node.module}.{alias.name}" if node.module == "arrowbank" else str(node.module) for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, tuple(name.split("."))) for name in names if name.split(".")[0] == "arrowbank")
+
+
+def layer(unit: str) -> int:
+    return LAYERS.get(unit, STAGE)
+
+
+def test_the_layers_exist() -> None:
+    units = {unit_of(module_parts(path)) for path in MODULES}
+    assert set(LAYERS) <= units
+    assert {"corpus", "encoding"} <= units
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    own = unit_of(module_parts(path))
+    for line, parts in imports_of(path):
+        other = unit_of(parts)
+        if other in ("__version__", own) or parts == ("arrowbank",):  # the bare name loads nothing
+            continue
+        down = layer(other) < layer(own) or (own, other) in FRIENDS
+        assert down, f"{path}:{line}: {own or 'arrowbank'} (layer {layer(own)}) imports {other} (layer {layer(other)})"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_are_small_and_plain(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert text.count("\n") <= MAX_FILE_LINES
+    assert not text.strip() or ast.get_docstring(tree), f"{path}: a module starts with what it is"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # a verb's options are its signature: not counted
+            assert lines <= MAX_FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {lines} lines"
+        assert not isinstance(node, ast.Assert), f"{path}:{getattr(node, 'lineno', 0)}: assert is not for the package"
+        if isinstance(node, ast.ExceptHandler):
+            assert_narrow(path, node)
+
+
+def assert_narrow(path: Path, handler: ast.ExceptHandler) -> None:
+    """A handler catches what it names, or passes on what it caught."""
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    broad = any(kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in caught)
+    passes_on = isinstance(handler.body[-1], ast.Raise)
+    assert passes_on or not broad, f"{path}:{handler.lineno}: a broad except that swallows"
+
+
+def test_importing_arrowbank_loads_nothing_heavy() -> None:
+    code = f"import arrowbank, arrowbank.errors, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_help_of_the_command_line_loads_no_torch() -> None:
+    code = (
+        "import sys; from arrowbank.cli import main; code = main(['--help']);"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'ray') if m in sys.modules], code, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[] 0"
+
+
+def test_every_public_name_is_there() -> None:
+    code = "import arrowbank; print([name for name in arrowbank.__all__ if getattr(arrowbank, name, None) is None])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_said_once() -> None:
+    import arrowbank
+
+    assert f'version = "{arrowbank.__version__}"' in (ROOT / "pyproject.toml").read_text()
