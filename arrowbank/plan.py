@@ -80,11 +80,11 @@ def rows_a_shard(wanted: int, row_bytes: int) -> int:
 
 
 def batches(lengths: npt.NDArray[np.int32], rules: BatchRules) -> Iterator[Batch]:
-    """The batches of one shard, longest last, for its rows' token counts ([n] int32, all ≥ 1)."""
+    """The batches of one shard for its rows' token counts ([n] int32, all ≥ 1), longest first: what is too large shows at once."""
     order = np.argsort(lengths, kind="stable")
     ordered = lengths[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=0))
-    for start, stop in zip(starts, [*starts[1:], len(ordered)], strict=True):
+    for start, stop in zip(starts[::-1], [len(ordered), *starts[:0:-1]], strict=True):
         length = int(ordered[start])
         size = rules.size(length)
         for low in range(start, stop, size):

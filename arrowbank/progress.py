@@ -9,7 +9,7 @@ class Phase(Protocol):
     """One phase of work, closed by leaving its `with` block."""
 
     def advance(self, done: int, *, texts: int | None = None) -> None:
-        """`done` more units are done; `texts` more texts, where the unit is not texts."""
+        """`done` more units are done; `texts` more texts, where the unit is not texts and they do not come in proportion."""
 
     def __enter__(self) -> Phase: ...
 
@@ -19,15 +19,16 @@ class Phase(Protocol):
 class Progress(Protocol):
     """Where stages report to."""
 
-    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
-        """Open the phase `name` of `total` units (None: not known)."""
+    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
+        """Open the phase `name` of `total` units (None: not known). `texts` is how many texts these are, where they come in
+        proportion to the units."""
 
     def message(self, text: str) -> None:
         """A line for the person who watches (standard error on the command line)."""
 
 
 class _Silent:
-    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
+    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
         return self
 
     def message(self, text: str) -> None:

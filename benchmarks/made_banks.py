@@ -29,7 +29,9 @@ def make_text_and_token_banks(folder: Path, rows: int) -> None:
             ids = list_column(np.arange(offsets[-1], dtype=np.int32) % 30_000, offsets)
             tokens.write_shard(index, pa.record_batch({"input_ids": ids, "length": lengths}))
         origin = {"path": "../texts", "plan_digest": texts.plan_digest}
-        tokens.commit(rows=rows, card="", manifest={"texts": origin, "max_tokens": 64, "generations": [rows], "text_count": rows})
+        tokens.commit(
+            rows=rows, card="", manifest={"texts": origin, "max_tokens": 64, "generations": [rows], "text_count": rows}
+        )
 
 
 def make_feature_bank(folder: Path, rows: int, width: int, *, mirror: bool = True) -> None:
@@ -40,7 +42,9 @@ def make_feature_bank(folder: Path, rows: int, width: int, *, mirror: bool = Tru
             columns = _text_columns(low, high)
             del columns["source"]
             columns["length"] = pa.array(np.full(high - low, 8, np.int32))
-            columns["features"] = fixed_list_column(rng.standard_normal((high - low, width), dtype=np.float32).astype(np.float16))
+            columns["features"] = fixed_list_column(
+                rng.standard_normal((high - low, width), dtype=np.float32).astype(np.float16)
+            )
             bank.write_shard(index, pa.record_batch(columns))
         write_keys(bank, rows=rows)
         if mirror:

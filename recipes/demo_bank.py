@@ -74,7 +74,8 @@ def described_in(path: Path) -> Iterator[Described]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return
-    for name, node in named(tree, path.stem):
+    module = path.parent.name if path.stem == "__init__" else path.stem
+    for name, node in named(tree, module):
         docstring = ast.get_docstring(node) or ""
         summary = docstring.partition("\n")[0].strip()
         paragraphs = [" ".join(text.split()) for text in docstring.split("\n\n")]

@@ -29,10 +29,15 @@ PRELOAD = [
     "pyarrow",
     "datasets",
     "torch",
-    "transformers",
-    "arrowbank",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.auto.modeling_auto",
+    "multiprocess.pool",
     "arrowbank.cli",
     "arrowbank.corpus.tokenize",
+    "arrowbank.corpus.scan",
+    "arrowbank.encoding.stage",
 ]
 PATIENCE_S = 120
 

@@ -208,7 +208,9 @@ def test_killed_at_random_moments_from_outside(source: Source, whole: dict[str, 
     rng = np.random.default_rng(workers)
     out = source.folder / f"random-{workers}"
     for _ in range(6):
-        kill_after(float(rng.uniform(0.01, 0.3 * workers)), encode, CONFIG, source.tokens, out, options=RunOptions(workers=workers))
+        kill_after(
+            float(rng.uniform(0.01, 0.3 * workers)), encode, CONFIG, source.tokens, out, options=RunOptions(workers=workers)
+        )
     encode(CONFIG, source.tokens, out)
     assert tree_bytes(out) == whole
 
@@ -308,7 +310,9 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("bank", ["texts", "tokens"])
-def test_flipped_bits_in_what_is_read_are_noticed_before_the_first_forward_pass(source: Source, tmp_path: Path, bank: str) -> None:
+def test_flipped_bits_in_what_is_read_are_noticed_before_the_first_forward_pass(
+    source: Source, tmp_path: Path, bank: str
+) -> None:
     shutil.copytree(source.folder / "texts", tmp_path / "texts")
     shutil.copytree(source.folder / "tokens", tmp_path / "tokens")
     flip(tmp_path / bank / "data-00000.arrow")
@@ -329,7 +333,9 @@ def test_a_texts_bank_that_was_moved_or_changed(source: Source, whole: dict[str,
     assert tree_bytes(tmp_path / "out") == whole
 
 
-def test_a_disk_without_room_is_refused_before_the_work(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_refused_before_the_work(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(DiskFull, match=r"takes \d+\.\d kB, the disk has 1.0 kB free"):
@@ -404,7 +410,9 @@ def test_a_bank_of_another_kind_is_refused(source: Source, tmp_path: Path) -> No
         ("data-00001.arrow", {"hashes"}),
     ],
 )
-def test_verify_finds_changed_bytes_in_every_file(source: Source, whole: dict[str, str], tmp_path: Path, file: str, failing: set[str]) -> None:
+def test_verify_finds_changed_bytes_in_every_file(
+    source: Source, whole: dict[str, str], tmp_path: Path, file: str, failing: set[str]
+) -> None:
     shutil.copytree(source.folder / "whole", tmp_path / "bank")
     path = tmp_path / "bank" / file
     data = bytearray(path.read_bytes())
@@ -423,7 +431,9 @@ def test_verify_knows_a_cut_file_and_a_stray_shard(source: Source, whole: dict[s
     assert "data-00001.arrow: 100 bytes on disk" in only.detail
 
 
-def test_one_damaged_shard_of_a_finished_bank_is_made_again_by_name(source: Source, whole: dict[str, str], tmp_path: Path) -> None:
+def test_one_damaged_shard_of_a_finished_bank_is_made_again_by_name(
+    source: Source, whole: dict[str, str], tmp_path: Path
+) -> None:
     shutil.copytree(source.folder / "whole", tmp_path / "bank")
     os.truncate(tmp_path / "bank/data-00001.arrow", 100)
     with pytest.raises(CorruptBank, match="--shards 1 "):
@@ -486,7 +496,17 @@ def golden_output() -> dict[str, Any]:
     return {
         "method": ENCODING_METHOD,
         "batches": plan,
-        "recipe": ["batches", "encoding_method", "generations", "hidden_size", "limit", "mirror", "model", "normalize", "shard_rows"]
+        "recipe": [
+            "batches",
+            "encoding_method",
+            "generations",
+            "hidden_size",
+            "limit",
+            "mirror",
+            "model",
+            "normalize",
+            "shard_rows",
+        ]
         + ["texts", "tokens"],
         "vectors": vectors.view(np.int16).tolist(),
     }

@@ -106,7 +106,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("engine", "workers"), ENGINES)
-def test_the_bytes_are_the_same_and_every_row_is_reported(tmp_path: Path, whole: dict[str, str], engine: str, workers: int) -> None:
+def test_the_bytes_are_the_same_and_every_row_is_reported(
+    tmp_path: Path, whole: dict[str, str], engine: str, workers: int
+) -> None:
     assert build(tmp_path / "bank", Numbers(tmp_path / "notes"), engine, workers) == 50
     assert tree_bytes(tmp_path / "bank") == whole
     assert open_bank(tmp_path / "bank").dataset["row"][:] == list(range(50))

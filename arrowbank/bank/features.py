@@ -95,5 +95,7 @@ def open_features(folder: str | Path, expect: Mapping[str, Any] | None = None) -
     """`open_bank` for those who need features: InputError for a bank of another kind."""
     bank = open_bank(folder, expect)
     if not isinstance(bank, FeatureBank):
-        raise InputError(f"{folder}: a bank of {bank.kind}, expected features. Give a folder that `arrowbank encode` has written.")
+        raise InputError(
+            f"{folder}: a bank of {bank.kind}, expected features. Give a folder that `arrowbank encode` has written."
+        )
     return bank

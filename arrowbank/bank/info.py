@@ -35,7 +35,9 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
         "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
         **{name: manifest[name] for name in SHOWN if manifest.get(name) is not None},
         "plan_digest": manifest["plan_digest"],
-        "next": next_step.format(folder=folder) if committed else "the command that began it, again: it goes on where it stopped",
+        "next": next_step.format(folder=folder)
+        if committed
+        else "the command that began it, again: it goes on where it stopped",
     }
 
 

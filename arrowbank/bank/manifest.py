@@ -1,11 +1,11 @@
 """What a bank says about itself: names of its files, receipts, digests, and the two files that `datasets` reads.
 
-    data-00000.arrow …     the shards: Arrow IPC stream files of one record batch each
-    dataset_info.json      the column types, for `datasets`
-    manifest.json          what the bank is, from what, and a byte count, row count and sha256 for every file
-    state.json             the shards, for `datasets`; written last: its presence is the commit
-    build.jsonl            when, where and how fast: the only file in which two runs of one plan differ
-    journal/               while a build is on: its locks, and a receipt for every finished file
+data-00000.arrow …     the shards: Arrow IPC stream files of one record batch each
+dataset_info.json      the column types, for `datasets`
+manifest.json          what the bank is, from what, and a byte count, row count and sha256 for every file
+state.json             the shards, for `datasets`; written last: its presence is the commit
+build.jsonl            when, where and how fast: the only file in which two runs of one plan differ
+journal/               while a build is on: its locks, and a receipt for every finished file
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
-        raise CorruptBank(f"{path}: not readable as JSON ({error}). The file is damaged; restore it or rebuild the bank.") from None
+        raise CorruptBank(
+            f"{path}: not readable as JSON ({error}). The file is damaged; restore it or rebuild the bank."
+        ) from None
 
 
 def read_manifest(folder: Path) -> Manifest:

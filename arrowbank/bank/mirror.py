@@ -1,9 +1,9 @@
 """The mirror of a feature bank, for trainers that map a matrix and read JSON: same rows, same order.
 
-    features.f16.npy   [N, D] float16
-    index.json         sha1 hex → row, one entry a line
-    texts.jsonl        one JSON string a line
-    keys.npy           this package's own look-up (see keys.py); there with and without the mirror
+features.f16.npy   [N, D] float16
+index.json         sha1 hex → row, one entry a line
+texts.jsonl        one JSON string a line
+keys.npy           this package's own look-up (see keys.py); there with and without the mirror
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILE
         bank = open_bank(folder)
     except ArrowbankError as error:
         return [Check("opens", False, str(error))]
-    checks = [Check("opens", True, f"committed, {len(bank):,} rows in {len(bank.shard_names)} shards, sizes and row counts right")]
+    checks = [
+        Check("opens", True, f"committed, {len(bank):,} rows in {len(bank.shard_names)} shards, sizes and row counts right")
+    ]
     if quick:
         return checks
     with progress.phase("verify", sum(entry["bytes"] for entry in bank.manifest["files"]), unit="bytes") as phase:
@@ -59,7 +61,9 @@ def _hashes(bank: Bank, report: Callable[[int], None]) -> Check:
         if sha256_of(bank.folder / entry["name"]) != entry["sha256"]:
             wrong.append(entry["name"])
         report(entry["bytes"])
-    return _check("hashes", wrong, f"sha256 of {len(bank.manifest['files'])} files", "bytes differ from the manifest's sha256 in")
+    return _check(
+        "hashes", wrong, f"sha256 of {len(bank.manifest['files'])} files", "bytes differ from the manifest's sha256 in"
+    )
 
 
 def _strays(bank: Bank) -> Check:
@@ -136,7 +140,9 @@ def _mirror(bank: Bank) -> Check:
     matrix, index = bank.matrix, read_json(bank.folder / INDEX_FILE)
     if matrix.shape != (len(bank), bank.hidden_size) or matrix.dtype != np.float16:
         wrong.append(f"{MATRIX_FILE} is {matrix.dtype} {matrix.shape}")
-    elif differing := [row for row, part in _vector_parts(bank) if not np.array_equal(_bits(matrix[row : row + len(part)]), _bits(part))]:
+    elif differing := [
+        row for row, part in _vector_parts(bank) if not np.array_equal(_bits(matrix[row : row + len(part)]), _bits(part))
+    ]:
         wrong.append(f"{MATRIX_FILE} from row {differing[0]}")
     keys = [key.hex() for batch in bank.shards() for key in batch.column("sha1").to_pylist()]
     if list(index) != keys or list(index.values()) != list(range(len(keys))):

@@ -199,11 +199,11 @@ class BankWriter:
 
     def _keep_committed(self, found: Manifest) -> None:
         """Check a committed bank's sizes; reopen it for the damaged shards that are to be redone."""
-        self.receipts = {
-            entry["name"]: Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]
-        }
+        self.receipts = {entry["name"]: Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]}
         deep = bool(self._redo)
-        damaged = [receipt for receipt in self.receipts.values() if self._damage(receipt, deep=deep and receipt.shard in self._redo)]
+        damaged = [
+            receipt for receipt in self.receipts.values() if self._damage(receipt, deep=deep and receipt.shard in self._redo)
+        ]
         for receipt in damaged:
             if receipt.shard is None or receipt.shard not in self._redo:
                 raise CorruptBank(f"{self._damage(receipt)} {_remedy(receipt)}")
@@ -244,7 +244,9 @@ class BankWriter:
         if (size := path.stat().st_size) != receipt.bytes:
             return f"{path}: {size} bytes on disk, its receipt says {receipt.bytes}: the file was cut or changed."
         if deep and sha256_of(path) != receipt.sha256:
-            return f"{path}: its bytes are not those of its receipt (sha256 differs): the file was changed or the disk is failing."
+            return (
+                f"{path}: its bytes are not those of its receipt (sha256 differs): the file was changed or the disk is failing."
+            )
         return ""
 
     # writing
@@ -355,9 +357,7 @@ class BankWriter:
             info = dataset_info(stream.schema)
         for name, data in ((INFO, json_bytes(info)), (CARD, card.encode())):
             sha256 = publish_bytes(self.folder / name, data)
-            self.receipts[name] = Receipt(
-                name=name, rows=None, bytes=len(data), sha256=sha256, plan_digest=self.plan_digest
-            )
+            self.receipts[name] = Receipt(name=name, rows=None, bytes=len(data), sha256=sha256, plan_digest=self.plan_digest)
         entries = [receipt.entry() for receipt in self.receipts.values()]
         sweep_temporaries(self.folder)
         self.log("commit", rows=self.done_rows)

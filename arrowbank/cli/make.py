@@ -230,9 +230,7 @@ def _run_options(*, rows: str | None, shards: str | None, worker: str | None, **
     return RunOptions(rows=o.row_range(rows), shards=o.shard_list(shards), worker=o.worker_part(worker), **rest)
 
 
-def _scan_config(
-    source: list[str], field: list[str] | None, strict: bool, on_bad_line: str, onto: str | None
-) -> ScanConfig:
+def _scan_config(source: list[str], field: list[str] | None, strict: bool, on_bad_line: str, onto: str | None) -> ScanConfig:
     from arrowbank.corpus.scan import ScanConfig
 
     return ScanConfig(

@@ -20,59 +20,93 @@ Restart = Annotated[
 
 Source = Annotated[
     list[str],
-    typer.Option("--source", metavar="NAME=PATH", help="A split and its file or folder; repeat it. .jsonl (.gz, .zst), Parquet, Arrow, saved dataset."),
+    typer.Option(
+        "--source",
+        metavar="NAME=PATH",
+        help="A split and its file or folder; repeat it. .jsonl (.gz, .zst), Parquet, Arrow, saved dataset.",
+    ),
 ]
 Field = Annotated[
     list[str] | None,
-    typer.Option("--field", metavar="KIND=PATH", help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates[].text"),
+    typer.Option(
+        "--field",
+        metavar="KIND=PATH",
+        help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates[].text",
+    ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A query or text that is not a string is an error, not skipped.")]
 OnBadLine = Annotated[str, typer.Option("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")]
-Onto = Annotated[str | None, typer.Option("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")]
+Onto = Annotated[
+    str | None, typer.Option("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
+]
 
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="M", help="A folder or hub name. Default: the model's.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens kept of a text.")]
 SpecialTokens = Annotated[bool, typer.Option("--special-tokens", help="Add the tokenizer's special tokens.")]
 OnLong = Annotated[str, typer.Option("--on-long", metavar="truncate|error", help="What a text of more tokens does.")]
 Prompt = Annotated[str, typer.Option("--prompt", help="Put before every text.")]
-NumProc = Annotated[int | None, typer.Option("--num-proc", help="Processes that tokenize. Default: one a core.", rich_help_panel=RUN)]
+NumProc = Annotated[
+    int | None, typer.Option("--num-proc", help="Processes that tokenize. Default: one a core.", rich_help_panel=RUN)
+]
 
-Model = Annotated[str | None, typer.Option("--model", metavar="M", help="A folder or hub name; safetensors only.", rich_help_panel=BUILD)]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="M", help="A folder or hub name; safetensors only.", rich_help_panel=BUILD)
+]
 EncoderSpec = Annotated[
     str | None,
-    typer.Option("--encoder", metavar="MODULE:FACTORY", help="An encoder of your own instead of --model.", rich_help_panel=BUILD),
+    typer.Option(
+        "--encoder", metavar="MODULE:FACTORY", help="An encoder of your own instead of --model.", rich_help_panel=BUILD
+    ),
 ]
 Pooling = Annotated[
-    str, typer.Option("--pooling", metavar="auto|mean|last|cls|max", help="auto: the model's own, else mean.", rich_help_panel=BUILD)
+    str,
+    typer.Option(
+        "--pooling", metavar="auto|mean|last|cls|max", help="auto: the model's own, else mean.", rich_help_panel=BUILD
+    ),
 ]
-Layer = Annotated[int, typer.Option("--layer", help="Hidden state that is pooled: 0 the embeddings, -1 the last.", rich_help_panel=BUILD)]
+Layer = Annotated[
+    int, typer.Option("--layer", help="Hidden state that is pooled: 0 the embeddings, -1 the last.", rich_help_panel=BUILD)
+]
 NoNormalize = Annotated[bool, typer.Option("--no-normalize", help="Keep the vectors' length.", rich_help_panel=BUILD)]
 Backbone = Annotated[
     str, typer.Option("--backbone", metavar="inner|outer", help="Without or with the LM head.", rich_help_panel=BUILD)
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.", rich_help_panel=BUILD)
+    str,
+    typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.", rich_help_panel=BUILD),
 ]
 LoadIn4bit = Annotated[bool, typer.Option("--load-in-4bit", help="bitsandbytes NF4.", rich_help_panel=BUILD)]
 MaxBatch = Annotated[int, typer.Option("--max-batch", help="Rows a forward pass.", rich_help_panel=BUILD)]
 TokenBudget = Annotated[int, typer.Option("--token-budget", help="Tokens a forward pass.", rich_help_panel=BUILD)]
 ShardRows = Annotated[int, typer.Option("--shard-rows", help="Rows a shard (at most 1 GiB of vectors).", rich_help_panel=BUILD)]
-NoMirror = Annotated[bool, typer.Option("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.", rich_help_panel=BUILD)]
-Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N rows: a trial, never committed.", rich_help_panel=BUILD)]
+NoMirror = Annotated[
+    bool, typer.Option("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.", rich_help_panel=BUILD)
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", help="Only the first N rows: a trial, never committed.", rich_help_panel=BUILD)
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=BUILD)
 ]
 
-TextsFolder = Annotated[str | None, typer.Option("--texts", metavar="DIR", help="The texts bank, if it was moved.", rich_help_panel=RUN)]
+TextsFolder = Annotated[
+    str | None, typer.Option("--texts", metavar="DIR", help="The texts bank, if it was moved.", rich_help_panel=RUN)
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …", rich_help_panel=RUN)]
 GpuMemory = Annotated[
     float | None, typer.Option("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.", rich_help_panel=RUN)
 ]
-RowRange = Annotated[str | None, typer.Option("--rows", metavar="A:B", help="Only the shards that hold these rows.", rich_help_panel=RUN)]
-ShardList = Annotated[str | None, typer.Option("--shards", metavar="LIST", help="Only these shards: 3,7-9.", rich_help_panel=RUN)]
+RowRange = Annotated[
+    str | None, typer.Option("--rows", metavar="A:B", help="Only the shards that hold these rows.", rich_help_panel=RUN)
+]
+ShardList = Annotated[
+    str | None, typer.Option("--shards", metavar="LIST", help="Only these shards: 3,7-9.", rich_help_panel=RUN)
+]
 Engine = Annotated[str, typer.Option("--engine", metavar="local|ray", help="Where workers run.", rich_help_panel=RUN)]
 Workers = Annotated[int | None, typer.Option("--workers", help="Processes. Default: one a GPU, or one.", rich_help_panel=RUN)]
-WorkerPart = Annotated[str | None, typer.Option("--worker", metavar="I/N", help="This job's part in a job array.", rich_help_panel=RUN)]
+WorkerPart = Annotated[
+    str | None, typer.Option("--worker", metavar="I/N", help="This job's part in a job array.", rich_help_panel=RUN)
+]
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="A cluster; default a local Ray.", rich_help_panel=RUN)]
 
 

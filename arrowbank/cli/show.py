@@ -23,15 +23,19 @@ LINE_SECONDS = 30.0
 class _Meter:
     """A phase's counts and rates; `show` draws it at most every `pause` seconds, and once at the end."""
 
-    def __init__(self, name: str, total: int | None, unit: str, show: Callable[[_Meter], None], pause: float) -> None:
+    def __init__(
+        self, name: str, total: int | None, unit: str, texts: int | None, show: Callable[[_Meter], None], pause: float
+    ) -> None:
         self.name, self.total, self.unit = name, total, unit
-        self.done = self.texts = 0
+        self.done = 0
+        self._texts_a_unit = 1.0 if unit == "texts" else (texts or 0) / (total or 1)
+        self._texts = 0.0
         self._show, self._pause = show, pause
         self._start = self._shown = time.monotonic()
 
     def advance(self, done: int, *, texts: int | None = None) -> None:
         self.done += done
-        self.texts += texts if texts is not None else done if self.unit == "texts" else 0
+        self._texts += done * self._texts_a_unit if texts is None else texts
         if time.monotonic() - self._shown >= self._pause:
             self._draw()
 
@@ -52,7 +56,7 @@ class _Meter:
 
     @property
     def texts_per_second(self) -> float | None:
-        return round(self.texts / self.seconds, 1) if self.texts else None
+        return round(self._texts / self.seconds, 1) if self._texts else None
 
     @property
     def eta_seconds(self) -> float | None:
@@ -64,8 +68,8 @@ class _Meter:
 class JsonProgress:
     """One JSON event a line on standard output."""
 
-    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
-        return _Meter(name, total, unit, _print_event, EVENT_SECONDS)
+    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
+        return _Meter(name, total, unit, texts, _print_event, EVENT_SECONDS)
 
     def message(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -80,8 +84,8 @@ def _print_event(meter: _Meter) -> None:
 class LineProgress:
     """A line a phase, and one every half minute, on standard error: for logs."""
 
-    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
-        return _Meter(name, total, unit, _print_line, LINE_SECONDS)
+    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
+        return _Meter(name, total, unit, texts, _print_line, LINE_SECONDS)
 
     def message(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -100,16 +104,16 @@ class BarProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Phase:
-        return _Bar(self._console, name, total, unit)
+    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
+        return _Bar(self._console, name, total, unit, texts)
 
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
 
 
 class _Bar(_Meter):
-    def __init__(self, console: Console, name: str, total: int | None, unit: str) -> None:
-        super().__init__(name, total, unit, self._update, 0.1)
+    def __init__(self, console: Console, name: str, total: int | None, unit: str, texts: int | None) -> None:
+        super().__init__(name, total, unit, texts, self._update, 0.1)
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,14 +27,14 @@ from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules
 from arrowbank.corpus.fields import parse_path
 from arrowbank.corpus.keys import WORDS, KeyTable
 from arrowbank.corpus.shards import SHARD_TEXT_BYTES, ShardBuilder
-from arrowbank.corpus.sources import Print, Source, SourceFile, find_sources, fingerprint, joint_sha256, line_blocks
+from arrowbank.corpus.sources import Print, Source, SourceFile, find_sources, fingerprint, joint_sha256, line_blocks, size_of
+from arrowbank.corpus.tables import table_blocks
 from arrowbank.corpus.workers import Workers
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import SHARD_ROWS
 from arrowbank.progress import SILENT, Progress
 
 METHOD = 1  # raise it when the same recipe would give other rows
-COLUMNS = ["text", "sha1", "kind", "source"]
 
 BLOCK_BYTES = 1 << 20
 SMALL_BYTES = 1 << 25  # less than this is done before a process is up
@@ -86,7 +86,6 @@ def scan(
     workers: int | None = None,
     restart: bool = False,
     progress: Progress = SILENT,
-    block_bytes: int = BLOCK_BYTES,
 ) -> Manifest:
     """Write the texts bank `out` and give its manifest; if it is there already, only that.
 
@@ -106,8 +105,220 @@ def scan(
         bank = stack.enter_context(BankWriter(out, kind="texts", recipe=_recipe(config, entries, old), restart=restart))
         if bank.committed:
             return read_manifest(bank.folder)
-        run = _Scan(config, bank, old)
-        run.read(crew, sources, prints, progress, block_bytes)
-        fields = _manifest_fields(config, run, sources, prints, entries, old)
+        rows = _Rows(bank, config, old)
+        _read(crew, rows, config.rules, sources, prints, progress)
+        fields = _manifest_fields(config, rows, sources, prints, entries, old)
         _tell(fields, progress)
-        return bank.commit(rows=run.rows, card=_card(fields), manifest=fields)
+        return bank.commit(rows=fields["text_count"], card=_card(fields), manifest=fields)
+
+
+# before the first line
+
+
+def _worker_count(files: Sequence[SourceFile]) -> int:
+    """How many processes the lines of `files` are worth."""
+    size = sum(size_of(file.path) * (EXPANSION if file.compression else 1) for file in files if not file.is_table)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if size < SMALL_BYTES or processors == 1 else min(processors, MOST_WORKERS)
+
+
+def _old_bank(onto: str | None, out: Path) -> Bank | None:
+    if onto is None:
+        return None
+    if Path(onto).resolve() == out.resolve():
+        raise InputError(f"--onto {onto}: is the folder to be written, too. Give --out another one: the old bank stays as it is.")
+    old = open_bank(onto)
+    if old.kind != "texts":
+        raise InputError(f"--onto {onto}: a bank of {old.kind}. Give a bank of texts, one that scan has made.")
+    return old
+
+
+def _source_entries(sources: Sequence[Source], prints: Mapping[Path, Print]) -> list[dict[str, Any]]:
+    """What the manifest says about each source. A path is no part of it: the same bytes elsewhere are the same source."""
+    entries = []
+    for source in sources:
+        found = [prints[file.path] for file in source.files]
+        sha256 = joint_sha256([one.sha256 for one in found])
+        size = sum(one.bytes for one in found)
+        entries.append({"name": source.name, "file": source.path.resolve().name, "bytes": size, "sha256": sha256})
+    return entries
+
+
+def _recipe(config: ScanConfig, entries: Sequence[Mapping[str, Any]], old: Bank | None) -> dict[str, Any]:
+    """All that decides the rows, and the two options that decide whether there is a bank at all."""
+    return {
+        "method": METHOD,
+        "fields": [list(pair) for pair in config.fields],
+        "strict": config.strict,
+        "on_bad_line": config.on_bad_line,
+        "shard_rows": SHARD_ROWS,
+        "shard_text_bytes": SHARD_TEXT_BYTES,
+        "sources": {
+            f"{number} {entry['name']}": {"bytes": entry["bytes"], "sha256": entry["sha256"]}
+            for number, entry in enumerate(entries, 1)
+        },
+        "onto": {"plan_digest": old.plan_digest, "rows": len(old)} if old else None,
+    }
+
+
+# the rows
+
+
+class _Rows:
+    """The rows of the bank so far: their keys, and the shards that they go to."""
+
+    def __init__(self, bank: BankWriter, config: ScanConfig, old: Bank | None) -> None:
+        self.kinds, self.names = config.rules.kinds, list(dict.fromkeys(name for name, _ in config.sources))
+        self.counts = Counts()
+        self.by_kind = np.zeros(len(self.kinds), np.int64)
+        self.by_source = np.zeros(len(self.names), np.int64)
+        self._keys = KeyTable()
+        if old:
+            _take_over(old, bank, self._keys)
+        first = len(old.shard_names) if old else 0
+        self.shards = ShardBuilder(bank.write_shard, first=first, kinds=self.kinds, sources=self.names)
+
+    def add(self, extract: Extract, name: str) -> None:
+        """Add what is new in `extract`, a part of the source `name`."""
+        self.counts.add(extract.counts)
+        fresh = self._keys.add(np.frombuffer(extract.digests, np.uint32).reshape(-1, WORDS))
+        source = self.names.index(name)
+        self.by_kind += np.bincount(np.frombuffer(extract.kinds, np.uint8)[fresh], minlength=len(self.kinds))
+        self.by_source[source] += np.count_nonzero(fresh)
+        self.shards.add(extract, fresh, source)
+
+
+def _take_over(old: Bank, bank: BankWriter, keys: KeyTable) -> None:
+    """Make the shards of `old` the first ones of `bank`, and enter their keys."""
+    entries = {entry["name"]: entry for entry in old.manifest["files"]}
+    for index, (name, batch) in enumerate(zip(old.shard_names, old.shards(), strict=True)):
+        path, wanted = old.folder / name, entries[name]["sha256"]
+        if sha256_of(path) != wanted:
+            raise CorruptBank(f"{path}: its bytes are not those that were committed (sha256 differs). Restore the file from a copy.")
+        if not keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32)).all():
+            raise CorruptBank(f"{path}: has a key that an earlier row has. Scan the old bank again.")
+        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=wanted)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a block is from: the source, the file (by its number, as one may be given twice), and how much of it that is."""
+
+    name: str
+    number: int
+    file: SourceFile
+    bytes: int
+
+
+def _read(
+    crew: Workers,
+    rows: _Rows,
+    rules: Rules,
+    sources: Sequence[Source],
+    prints: Mapping[Path, Print],
+    progress: Progress,
+) -> None:
+    """Everything there is into `rows`. Raises InputError at the first line or row that is not usable."""
+    total = sum(prints[file.path].bytes for source in sources for file in source.files)
+    lines: Counter[int] = Counter()  # before the block, by file
+    with progress.phase("scan", total, unit="bytes") as phase, rows.shards:
+        for origin, extract in crew.map(_blocks(sources, prints, rules)):
+            if extract.error:
+                raise InputError(_complaint(origin.file, extract.error, lines[origin.number]))
+            lines[origin.number] += extract.lines
+            rows.add(extract, origin.name)
+            phase.advance(origin.bytes, texts=extract.counts.texts_seen)
+        rows.shards.finish()
+
+
+def _blocks(
+    sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules
+) -> Iterator[tuple[_Origin, bytes | Extract]]:
+    number = 0
+    for source in sources:
+        for file in source.files:
+            known = prints[file.path]
+            blocks: Iterator[tuple[bytes | Extract, int]] = (
+                table_blocks(file, known, rules, BLOCK_BYTES) if file.is_table else line_blocks(file, known, BLOCK_BYTES)
+            )
+            for block, size in blocks:
+                yield _Origin(source.name, number, file, size), block
+            number += 1
+
+
+def _complaint(file: SourceFile, error: BadLine, lines: int) -> str:
+    place = f"{'row' if file.is_table else 'line'} {lines + error.line}"
+    column = f", column {error.column}" if error.column else ""
+    return f"{file.path}, {place}{column}: {error.what}. {error.remedy}"
+
+
+# after the last line
+
+
+def _manifest_fields(
+    config: ScanConfig,
+    rows: _Rows,
+    sources: Sequence[Source],
+    prints: Mapping[Path, Print],
+    entries: list[dict[str, Any]],
+    old: Bank | None,
+) -> dict[str, Any]:
+    """What the manifest says beyond what every bank's does. In a grown bank all counts are of old and new together."""
+    before: Mapping[str, Any] = old.manifest if old else {}
+    old_rows = len(old) if old else 0
+    total = old_rows + rows.shards.rows
+    if not total:
+        raise InputError(
+            f"No text is in the sources: {rows.counts.episodes} episodes have none at "
+            f"{' or '.join(path for _, path in config.fields)}. Give --field KIND=PATH for where the texts are."
+        )
+    counts = msgspec.to_builtins(rows.counts) | {"duplicates": rows.counts.texts_seen - rows.shards.rows}
+    hashes = {
+        f"{name}_sha256": joint_sha256([prints[file.path].sha256 for source in sources if source.name == name for file in source.files])
+        for name in rows.names
+    }
+    old_hashes = {f"{entry['name']}_sha256": before[f"{entry['name']}_sha256"] for entry in before.get("sources", ())}
+    return {
+        **old_hashes,
+        **hashes,
+        "sources": [*before.get("sources", ()), *entries],
+        "fields": [list(pair) for pair in config.fields],
+        "text_count": total,
+        "kinds": _sum(before.get("kinds", {}), dict(zip(rows.kinds, rows.by_kind.tolist(), strict=True))),
+        "source_rows": _sum(before.get("source_rows", {}), dict(zip(rows.names, rows.by_source.tolist(), strict=True))),
+        "counts": _sum(before.get("counts", {}), counts),
+        "generations": [*before.get("generations", ()), total],
+    }
+
+
+def _sum(some: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {name: some.get(name, 0) + more.get(name, 0) for name in {**some, **more}}
+
+
+SKIPPED = {
+    "not_text": "a number, bool, list or object in place of a text",
+    "not_object": "something else in place of an object",
+    "not_list": "something else in place of a list",
+    "lone_surrogates": "a text with a lone surrogate, now `?`",
+    "bad_lines": "a line that is no JSON object in UTF-8",
+}
+
+
+def _tell(fields: Mapping[str, Any], progress: Progress) -> None:
+    """Say what a person would want to know before going on."""
+    for name, what in SKIPPED.items():
+        if count := fields["counts"][name]:
+            progress.message(f"{count} times {what}.")
+    for kind, count in fields["kinds"].items():
+        if not count:
+            progress.message(f"No text has its first place in a field of kind {kind}: is its --field path right?")
+
+
+def _card(fields: Mapping[str, Any]) -> str:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in fields["kinds"].items())
+    sources = "".join(f"* {entry['name']}: {entry['file']}, {entry['bytes']:,} bytes\n" for entry in fields["sources"])
+    return (
+        f"# Unique texts\n\n{fields['text_count']:,} texts in first-seen order ({kinds}), each with the sha1 of its UTF-8 bytes, the kind "
+        f"of field and the source in which it was first seen. Made by `arrowbank scan` from\n\n{sources}\n"
+        "```python\nfrom datasets import load_from_disk\ntexts = load_from_disk(folder)\n```\n"
+    )

@@ -125,12 +125,12 @@ def _saved_dataset(folder: Path) -> list[SourceFile]:
 def fingerprint(files: Sequence[SourceFile], progress: Progress) -> dict[Path, Print]:
     """Hash the files, several at a time. Raises InputError for one that is missing, unreadable, or changes meanwhile."""
     paths = list(dict.fromkeys(file.path for file in files))
-    sizes = [_size(path) for path in paths]
+    sizes = [size_of(path) for path in paths]
     with progress.phase("hash", sum(sizes), unit="bytes") as phase, ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         return dict(zip(paths, pool.map(lambda path: _hash(path, phase), paths), strict=True))
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     with refused(path):
         return path.stat().st_size
 

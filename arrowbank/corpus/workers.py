@@ -56,18 +56,24 @@ class Workers:
         for process in self._processes:
             process.close()
 
-    def map(self, blocks: Iterable[tuple[Tag, bytes]]) -> Iterator[tuple[Tag, Extract]]:
-        """The extract of each block beside the block's tag, in order; few blocks are read ahead. Raises WorkerDied."""
+    def map(self, work: Iterable[tuple[Tag, bytes | Extract]]) -> Iterator[tuple[Tag, Extract]]:
+        """The extract of each block beside the block's tag, in order; extracts pass through. Reads few blocks ahead. Raises WorkerDied."""
         window: deque[tuple[Tag, Future[Extract]]] = deque()
-        for tag, block in blocks:
-            window.append((tag, self._threads.submit(self._extract, block)))
-            del block
+        for tag, block in work:
+            window.append((tag, self._start(block)))
             if len(window) > self.count + 1:
                 tag, future = window.popleft()
                 yield tag, future.result()
         while window:
             tag, future = window.popleft()
             yield tag, future.result()
+
+    def _start(self, block: bytes | Extract) -> Future[Extract]:
+        if isinstance(block, bytes):
+            return self._threads.submit(self._extract, block)
+        done: Future[Extract] = Future()
+        done.set_result(block)
+        return done
 
     def _extract(self, block: bytes) -> Extract:
         extract = self._idle.get()

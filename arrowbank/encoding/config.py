@@ -86,7 +86,9 @@ class RunOptions:
         if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
             raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
         if self.worker is not None and self.restart:
-            raise InputError("restart cannot be combined with worker i/n: it would throw away what other workers made. Restart without it.")
+            raise InputError(
+                "restart cannot be combined with worker i/n: it would throw away what other workers made. Restart without it."
+            )
 
 
 def load_custom_encoder(spec: str) -> Encoder:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import free_bytes
 from arrowbank.encoding.config import EncodeConfig, Encoder
-from arrowbank.encoding.shards import EncodeJob, one_array, text_bytes
+from arrowbank.encoding.shards import one_array, text_bytes
 from arrowbank.encoding.stage import EncodePlan, open_tokens
 from arrowbank.plan import Batch, batch_counts, batches, gather
 from arrowbank.progress import SILENT, Progress
@@ -66,8 +66,7 @@ def estimate(
     seconds = None
     if timed:
         with progress.phase("estimate", SAMPLED_BATCHES, unit="batches") as phase:
-            job = EncodeJob(config, str(plan.tokens.folder), str(plan.texts.folder))
-            seconds = _seconds(job.encoder(0), plan, values, offsets, phase.advance)
+            seconds = _seconds(plan.job().encoder(0), plan, values, offsets, phase.advance)
     return Estimate(
         rows=plan.rows,
         tokens=int(lengths.sum()),
@@ -109,4 +108,3 @@ def _spread(planned: list[Batch]) -> list[Batch]:
     ends = np.cumsum([len(batch.rows) * batch.length for batch in planned])
     places = (np.arange(SAMPLED_BATCHES) + 0.5) / SAMPLED_BATCHES * ends[-1]
     return [planned[index] for index in np.searchsorted(ends, places)]
-

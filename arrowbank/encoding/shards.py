@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from arrowbank.encoding.config import EncodeConfig, Encoder, load_custom_encoder
 from arrowbank.errors import BadVector, InputError
 from arrowbank.plan import Batch, Shard, batches, gather
 
+if TYPE_CHECKING:
+    from arrowbank.models import ModelInfo
+
 TEXT_COLUMNS = ["text", "kind", "sha1"]
 SHOWN_TEXTS = 3
 
@@ -28,8 +31,12 @@ class EncodeJob:
     config: EncodeConfig
     tokens: str
     texts: str
+    info: ModelInfo | None = None
+    processes: int = 1
 
     def __call__(self, number: int) -> ShardEncoder:
+        if self.processes > 1:  # they share the cores; the bits of a vector do not depend on how many there are
+            torch.set_num_threads(max(1, torch.get_num_threads() // self.processes))
         return ShardEncoder(self.config, self.encoder(number), open_bank(self.tokens), open_bank(self.texts))
 
     def encoder(self, number: int) -> Encoder:
@@ -38,7 +45,7 @@ class EncodeJob:
             return load_custom_encoder(str(self.config.encoder))
         from arrowbank.models import load_encoder  # transformers is not needed for an encoder of the user's own
 
-        return load_encoder(self.config.model, worker=number)
+        return load_encoder(self.config.model, worker=number, info=self.info)
 
 
 class ShardEncoder:
@@ -48,7 +55,7 @@ class ShardEncoder:
         self._config, self._encoder, self._tokens, self._texts = config, encoder, tokens, texts
 
     def __call__(self, shard: Shard, report: Callable[[int], None]) -> pa.RecordBatch:
-        """Columns text, kind, sha1, length, features (fixed_size_list<float16>[D]) of the shard's rows."""
+        """Columns text, kind, sha1, length, features (fixed_size_list<float16>[D]) of the shard's rows. Reports tokens."""
         columns: dict[str, pa.Array] = {
             name: one_array(self._texts.slice(shard.start, shard.stop, [name])[name]) for name in TEXT_COLUMNS
         }
@@ -73,7 +80,7 @@ class ShardEncoder:
             if not good.all():
                 self._refuse(shard, batch, vectors, good)
             out[batch.rows] = half
-            report(len(batch.rows))
+            report(len(batch.rows) * batch.length)
         return out
 
     def _refuse(self, shard: Shard, batch: Batch, vectors: npt.NDArray[np.float32], good: npt.NDArray[np.bool_]) -> None:

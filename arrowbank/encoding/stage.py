@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from arrowbank import engine
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.card import card
@@ -69,7 +71,9 @@ def open_tokens(folder: str | Path) -> Bank:
     """Open a bank that must be one of tokens."""
     tokens = open_bank(folder)
     if tokens.kind != "tokens":
-        raise InputError(f"{folder}: a bank of {tokens.kind}, expected tokens. Give a folder that `arrowbank tokenize` has written.")
+        raise InputError(
+            f"{folder}: a bank of {tokens.kind}, expected tokens. Give a folder that `arrowbank tokenize` has written."
+        )
     return tokens
 
 
@@ -87,7 +91,9 @@ class EncodePlan:
         named = self.tokens.manifest["texts"]
         folder = Path(self.texts_folder or self.tokens.folder / named["path"])
         if not folder.is_dir():
-            raise InputError(f"{folder}: the texts bank behind {self.tokens.folder} is not there. Give its folder with --texts.")
+            raise InputError(
+                f"{folder}: the texts bank behind {self.tokens.folder} is not there. Give its folder with --texts."
+            )
         texts = open_bank(folder)
         if texts.plan_digest != named["plan_digest"]:
             raise InputError(
@@ -193,6 +199,27 @@ class EncodePlan:
             shards = [shard for shard in shards if shard.index % count == number]
         return shards
 
+    def token_count(self, shard: Shard) -> int:
+        """The tokens of a shard: what its time goes by."""
+        return int(pc.sum(self.tokens.slice(shard.start, shard.stop, ["length"])["length"]).as_py())
+
+    @property
+    def natural_workers(self) -> int:
+        """One process a GPU where the GPU is not named; else one."""
+        if (
+            self.info is None
+            or not self.info.device.startswith("cuda")
+            or (self.config.model and ":" in self.config.model.device)
+        ):
+            return 1
+        import torch
+
+        return torch.cuda.device_count()
+
+    def job(self, *, processes: int = 1) -> EncodeJob:
+        """What a worker needs, `processes` of which share this machine's cores."""
+        return EncodeJob(self.config, str(self.tokens.folder.resolve()), str(self.texts.folder.resolve()), self.info, processes)
+
     def require_space(self, bank: BankWriter) -> None:
         """DiskFull when what is still to be written does not fit."""
         missing = self.rows - bank.done_rows
@@ -207,9 +234,7 @@ def _hash_fields(manifest: Manifest) -> list[str]:
     return [name for name in manifest if name.endswith("_sha256")]
 
 
-def _make_shards(
-    plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, options: RunOptions, progress: Progress
-) -> None:
+def _make_shards(plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, options: RunOptions, progress: Progress) -> None:
     done = bank.done_shards
     todo = [shard for shard in chosen if shard.index not in done]
     if not todo:
@@ -218,15 +243,18 @@ def _make_shards(
         progress.message(f"{bank.folder}: {len(kept)} of {len(chosen)} shards are there, going on with the rest")
     plan.tokens.check_hashes()
     plan.texts.check_hashes()
-    workers = options.workers or (plan.info.devices if plan.info else 1)
-    job = EncodeJob(plan.config, str(plan.tokens.folder.resolve()), str(plan.texts.folder.resolve()))
-    with progress.phase("encode", sum(shard.rows for shard in todo)) as phase:
+    for note in plan.info.notes if plan.info else ():
+        progress.message(note)
+    workers = min(options.workers or plan.natural_workers, len(todo))
+    job = plan.job(processes=workers if options.engine == "local" else 1)
+    tokens = sum(plan.token_count(shard) for shard in todo)
+    with progress.phase("encode", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
         engine.run(
             todo,
             job,
             bank,
             engine=options.engine,
-            workers=min(workers, len(todo)),
+            workers=workers,
             ray_address=options.ray_address,
             gpus=1 if plan.info and plan.info.device.startswith("cuda") else 0,
             report=phase.advance,
@@ -281,6 +309,6 @@ def _card(plan: EncodePlan) -> str:
             'row = bank.rows(["a text"])  # −1 where it is absent\n'
             "matrix = bank.matrix  # [N, D] float16, memory-mapped"
             if plan.config.mirror
-            else "from datasets import load_from_disk\n\nbank = load_from_disk(\"path/to/this/folder\")"
+            else 'from datasets import load_from_disk\n\nbank = load_from_disk("path/to/this/folder")'
         ),
     )

@@ -33,12 +33,12 @@ def run(
     workers: int = 1,
     ray_address: str | None = None,
     gpus: float = 0,
-    report: Report = lambda rows: None,
+    report: Report = lambda units: None,
     progress: Progress = SILENT,
 ) -> None:
     """Make `shards` with workers that `make_worker` builds (once each, in their own process) and enter them in `bank`.
 
-    `report` is called with numbers of rows as they are done. `gpus` is what Ray reserves for each worker.
+    `report` is called with what a worker reports, in its own unit, as it is done. `gpus` is what Ray reserves for each worker.
     Raises WorkerDied when a shard ends its worker too often, and whatever a worker raises; what is finished is kept.
     """
     if workers < 1:

@@ -34,9 +34,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Advanced:
-    """Rows of the shard in hand that are done."""
+    """Work on a shard that is done, in the worker's own unit."""
 
-    rows: int
+    shard: int
+    units: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class _Shift:
         self.crew, self.report, self.progress = crew, report, progress
         self.todo = deque(shards)
         self.hands: dict[int, deque[Shard]] = {}
-        self.reported: Counter[int] = Counter()
+        self.reported: Counter[int] = Counter()  # by shard: what is taken back if its worker dies
         self.deaths: Counter[int] = Counter()
 
     def hire(self) -> None:
@@ -104,12 +105,12 @@ class _Shift:
         hand = self.hands[member]
         shard = next(shard for shard in hand if shard.index == receipt.shard)
         hand.remove(shard)
-        self.reported[member] -= shard.rows
+        self.reported.pop(shard.index, None)
         self.supply(member)
 
     def bury(self, member: int, how: str) -> None:
         hand = self.hands.pop(member)
-        self.report(-self.reported.pop(member, 0))
+        self.report(-sum(self.reported.pop(shard.index, 0) for shard in hand))
         if not hand:
             return
         shard = hand[0]
@@ -125,9 +126,7 @@ class _Shift:
         self.hire()
 
 
-def run_crew(
-    crew: Crew, shards: Sequence[Shard], bank: BankWriter, workers: int, report: Report, progress: Progress
-) -> None:
+def run_crew(crew: Crew, shards: Sequence[Shard], bank: BankWriter, workers: int, report: Report, progress: Progress) -> None:
     """Have `workers` members make `shards`, and enter the receipts in `bank`."""
     shift = _Shift(crew, shards, report, progress)
     for _ in range(min(workers, len(shards))):
@@ -135,9 +134,9 @@ def run_crew(
     while any(shift.hands.values()):
         for member, event in crew.wait():
             match event:
-                case Advanced(rows):
-                    shift.reported[member] += rows
-                    report(rows)
+                case Advanced(shard, units):
+                    shift.reported[shard] += units
+                    report(units)
                 case Finished(receipt):
                     bank.accept(receipt)
                     shift.finish(member, receipt)

@@ -105,7 +105,7 @@ def _serve(pipe: Connection, job: Job, number: int) -> None:
 
     try:
         worker = job.make_worker(number)
-        make_and_write(iter(inbox.get, None), worker, write, lambda rows: send(Advanced(rows)))
+        make_and_write(iter(inbox.get, None), worker, write, lambda shard, units: send(Advanced(shard, units)))
     except ArrowbankError as error:
         send(Failed(error))
     except Exception:

@@ -16,7 +16,9 @@ try:
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 except ImportError as error:
-    raise MissingDependency("--engine ray needs Ray, which is not installed. Install it with: pip install 'arrowbank[ray]'") from error
+    raise MissingDependency(
+        "--engine ray needs Ray, which is not installed. Install it with: pip install 'arrowbank[ray]'"
+    ) from error
 
 
 class RayCrew:
@@ -55,14 +57,14 @@ class RayCrew:
         for ref in ray.wait(list(self._given), num_returns=1)[0]:
             member, shard = self._given.pop(ref)
             try:
-                receipt = ray.get(ref)
+                receipt, units = ray.get(ref)
             except RayTaskError as error:
                 yield member, Failed(_cause(error))
             except RayActorError as error:
                 self._forget(member)
                 yield member, Died(f"as Ray says: {str(error).strip().splitlines()[0]}")
             else:
-                yield member, Advanced(shard.rows)
+                yield member, Advanced(shard.index, units)
                 yield member, Finished(receipt)
 
     def _forget(self, member: int) -> None:
@@ -84,8 +86,9 @@ class _Actor:
         self._worker: Worker | None = None
         self._making = threading.Lock()
 
-    def make(self, shard: Shard) -> Receipt:
+    def make(self, shard: Shard) -> tuple[Receipt, int]:
+        units: list[int] = []
         with self._making:
             self._worker = self._worker or self._job.make_worker(0)  # Ray shows an actor its own GPU only
-            batch = self._worker(shard, lambda rows: None)
-        return self._job.shards.write_shard(shard.index, batch)
+            batch = self._worker(shard, units.append)
+        return self._job.shards.write_shard(shard.index, batch), sum(units)

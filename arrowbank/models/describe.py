@@ -6,7 +6,10 @@ is not in the recipe: a GPU and a CPU differ in last bits but make the same bank
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +30,9 @@ FORWARD_VERSION = 1
 NF4 = {"method": "bitsandbytes", "bits": 4, "type": "nf4", "double_quant": True}
 
 # These embed positions from pad_token_id + 1 on, so their table holds that many fewer than it has rows.
-_OFFSET_BY_PAD = frozenset(
-    "camembert data2vec-text esm ibert layoutlmv3 longformer luke mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
+_OFFSET_BY_PAD = (
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "longformer", "luke", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 _FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -38,13 +42,13 @@ class ModelInfo:
     """A model resolved against its folder and this machine.
 
     layer is counted from 0 (the embeddings) to num_layers (the last, after the final norm); max_positions is None where the
-    model sets no limit; quantisation is None for plain weights; notes are lines a person should see.
+    model sets no limit; quantisation is None for plain weights; devices is how many workers can have one of their own (1 on
+    a CPU); code tells whether Python files beside the weights are run; notes are lines a person should see.
     """
 
     model: str
     folder: Path
     architecture: str
-    fingerprint: str
     hidden_size: int
     num_layers: int
     vocab_size: int
@@ -55,7 +59,14 @@ class ModelInfo:
     dtype: str
     quantisation: dict[str, Any] | None
     device: str
+    devices: int
+    code: bool = False
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the model's files; computed when first asked for, since it reads all of them."""
+        return model_fingerprint(self.folder, code=self.code)
 
     def recipe(self) -> dict[str, Any]:
         """JSON-able: all of the model that decides a bank's values; neither path, device nor time."""
@@ -75,9 +86,13 @@ class ModelInfo:
 def describe(config: ModelConfig) -> ModelInfo:
     """Resolve `config`; downloads the model if it is a Hub id. Raises InputError for whatever cannot be used."""
     folder = resolve_model(config.model, code=config.trust_remote_code)
-    device, notes = resolve_device(config)
+    device, devices, notes = resolve_device(config)
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)
-    text_config = hf_config.get_text_config()
+    if config.backbone == "outer" and hf_config.is_encoder_decoder:
+        raise InputError(
+            f"model {config.model!r} has an encoder and a decoder, and only its encoder is run; use --backbone inner"
+        )
+    text_config = text_part(hf_config)
     hidden_size, num_layers, vocab_size = (
         _number(text_config, name, folder) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
     )
@@ -86,7 +101,6 @@ def describe(config: ModelConfig) -> ModelInfo:
         model=config.model,
         folder=folder,
         architecture=(hf_config.architectures or [type(hf_config).__name__])[0],
-        fingerprint=model_fingerprint(folder, code=config.trust_remote_code),
         hidden_size=hidden_size,
         num_layers=num_layers,
         vocab_size=vocab_size,
@@ -97,6 +111,8 @@ def describe(config: ModelConfig) -> ModelInfo:
         dtype=dtype,
         quantisation=_quantisation(config, hf_config),
         device=device,
+        devices=devices,
+        code=config.trust_remote_code,
         notes=(*notes, *dtype_notes),
     )
 
@@ -110,8 +126,14 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = str(error).strip() or type(error).__name__
-        remedy = "If you have read its code and trust it, allow it with trust_remote_code." if "trust_remote_code" in reason else ""
-        raise InputError(f"{folder / 'config.json'} is not a model that transformers can build: {reason}\n{remedy}".rstrip()) from error
+        if "trust_remote_code" in reason:
+            reason += "\nIf you have read its code and trust it, allow it with --trust-remote-code."
+        raise InputError(f"{folder / 'config.json'} is not a model that transformers can build: {reason}") from error
+
+
+def text_part(hf_config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the part that reads text: itself, a vision-language model's decoder, an encoder-decoder's encoder."""
+    return hf_config.get_text_config(encoder=True) if hf_config.is_encoder_decoder else hf_config.get_text_config()
 
 
 def _number(text_config: PretrainedConfig, name: str, folder: Path) -> int:
@@ -124,8 +146,8 @@ def _number(text_config: PretrainedConfig, name: str, folder: Path) -> int:
 def _layer(layer: int, num_layers: int, model: str) -> int:
     if not -num_layers - 1 <= layer <= num_layers:
         raise InputError(
-            f"layer is {layer}, but {model!r} has {num_layers} layers; expected 0 (the embeddings) to {num_layers} (the last), or "
-            f"-1 to {-num_layers - 1} counted from the end"
+            f"layer is {layer}, but {model!r} has {num_layers} layers; expected 0 (the embeddings) to {num_layers} (the last), "
+            f"or -1 to {-num_layers - 1} counted from the end"
         )
     return layer if layer >= 0 else num_layers + 1 + layer
 
@@ -148,7 +170,7 @@ def _dtype(asked: str, hf_config: PretrainedConfig, folder: Path, device: str) -
 
 def _checkpoint_dtype(hf_config: PretrainedConfig, folder: Path) -> str:
     """The config's dtype; where it names none, the one that most of the stored floating-point values have."""
-    declared = getattr(hf_config, "dtype", None) or getattr(hf_config.get_text_config(), "dtype", None)
+    declared = getattr(hf_config, "dtype", None) or getattr(text_part(hf_config), "dtype", None)
     if declared is not None:
         name = str(declared).removeprefix("torch.")
         return name if name in ("float32", "bfloat16", "float16") else "float32"
@@ -163,10 +185,7 @@ def _checkpoint_dtype(hf_config: PretrainedConfig, folder: Path) -> str:
                 for name in tensors.keys():  # noqa: SIM118  (not a dict)
                     part = tensors.get_slice(name)
                     if part.get_dtype() in count:
-                        size = 1
-                        for length in part.get_shape():
-                            size *= length
-                        count[part.get_dtype()] += size
+                        count[part.get_dtype()] += math.prod(part.get_shape())
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} is not a whole safetensors file: {error}; download or copy it again") from error
     return _FLOATS[max(count, key=count.__getitem__)] if any(count.values()) else "float32"
@@ -178,7 +197,6 @@ def _quantisation(config: ModelConfig, hf_config: PretrainedConfig) -> dict[str,
         return dict(NF4) if config.load_in_4bit else None
     stored = dict(stored) if isinstance(stored, dict) else stored.to_dict()
     if config.load_in_4bit:
-        raise InputError(
-            f"model {config.model!r} is already quantised ({stored.get('quant_method', 'unknown method')}); load it without load_in_4bit"
-        )
-    return {key: value for key, value in stored.items() if isinstance(value, str | int | float | bool | list | None)}
+        method = stored.get("quant_method", "by an unknown method")
+        raise InputError(f"model {config.model!r} is already quantised ({method}); load it without --load-in-4bit")
+    return dict(json.loads(json.dumps(stored, sort_keys=True, default=str)))

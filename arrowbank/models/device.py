@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 _WEIGHTS_SHARE = 0.75
 
 
-def resolve_device(config: ModelConfig, worker: int = 0) -> tuple[str, tuple[str, ...]]:
-    """("cpu" or "cuda:N", notes). Worker i of several takes GPU i modulo their count, unless the device is named.
+def resolve_device(config: ModelConfig, worker: int = 0) -> tuple[str, int, tuple[str, ...]]:
+    """("cpu" or "cuda:N", how many workers can have a device of their own, notes for a person).
 
+    Worker i of several takes GPU i modulo their count, unless the device is named.
     Raises InputError for a GPU that is not there.
     """
     import torch
@@ -26,17 +27,17 @@ def resolve_device(config: ModelConfig, worker: int = 0) -> tuple[str, tuple[str
         index = int(config.device[5:]) if ":" in config.device else worker % max(count, 1)
         if not count:
             raise InputError(
-                f"device is {config.device!r}, but torch {torch.__version__} finds no CUDA GPU here; use --device cpu, or install a CUDA "
-                "build of torch and a driver"
+                f"device is {config.device!r}, but torch {torch.__version__} finds no CUDA GPU here; use --device cpu, or "
+                "install a driver and a CUDA build of torch"
             )
         if index >= count:
             raise InputError(f"device is {config.device!r}, but this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
-        return f"cuda:{index}", ()
+        return f"cuda:{index}", 1 if ":" in config.device else count, ()
     if config.device == "auto" and count:
-        return f"cuda:{worker % count}", ()
+        return f"cuda:{worker % count}", count, ()
     if config.gpu_memory_gb is not None:
-        return "cpu", (f"gpu_memory_gb = {config.gpu_memory_gb:g} has no effect: the model runs on the CPU",)
-    return "cpu", ()
+        return "cpu", 1, (f"gpu_memory_gb = {config.gpu_memory_gb:g} has no effect: the model runs on the CPU",)
+    return "cpu", 1, ()
 
 
 def cap_memory(device: torch.device, gpu_memory_gb: float) -> dict[int | str, int]:

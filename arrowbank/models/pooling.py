@@ -51,19 +51,19 @@ def folder_pooling(folder: Path) -> str:
     except FileNotFoundError:
         return "mean"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / 'modules.json'} cannot be read: {error!r}; name a --pooling to go on without it") from error
+        raise InputError(f"{folder / 'modules.json'} cannot be read ({error!r}); name a --pooling to ignore it") from error
     other = sorted(set(steps) - {"Transformer", "Pooling", "Normalize"})
     if other:
         raise InputError(
-            f"{folder / 'modules.json'} lists {', '.join(other)}, which arrowbank does not apply, so its vectors would not be this "
-            "model's; name a --pooling to have the pooled hidden states without it"
+            f"{folder / 'modules.json'} lists {', '.join(other)}, which arrowbank does not apply, so its vectors would not be "
+            "this model's; name a --pooling to have the pooled hidden states without it"
         )
     if "Pooling" not in steps:
         return "mean"
     file = folder / steps["Pooling"] / "config.json"
     modes = _pooling_modes(read_json(file))
     if len(modes) != 1 or modes[0] not in _MODES:
-        raise InputError(f"{file} asks for pooling {' + '.join(modes)}; expected one of {', '.join(_MODES)}; name a --pooling instead")
+        raise InputError(f"{file} asks for {' + '.join(modes)}; expected one of {', '.join(_MODES)}; name a --pooling instead")
     return _MODES[modes[0]]
 
 

@@ -51,8 +51,8 @@ def weight_files(folder: Path) -> list[Path]:
     pickled = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLED)
     if pickled:
         raise InputError(
-            f"{folder} has {pickled[0]} but no {SINGLE}: pickled weights are not read, since they can run code; load them once in "
-            "a place you trust and write them with save_pretrained(), or take a revision that has safetensors"
+            f"{folder} has {pickled[0]} but no {SINGLE}: pickled weights are not read, since they can run code; load them once "
+            "in a place you trust and write them with save_pretrained(), or take a revision that has safetensors"
         )
     raise InputError(f"{folder} has neither {SINGLE} nor {INDEX}; expected a folder that save_pretrained() wrote")
 
@@ -73,8 +73,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def _snapshot(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
-    # HTTPError is the HTTP client's base class, whichever client this huggingface_hub uses; the rest are OSErrors and ValueErrors.
-    expected = (OSError, ValueError, errors.HTTPError)
+    # HTTPError is the base class of whichever HTTP client the Hub's library uses; its own are OSErrors and ValueErrors.
+    expected = (OSError, ValueError, errors.HTTPError)  # type: ignore[attr-defined]
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except expected as error:

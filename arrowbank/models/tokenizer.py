@@ -37,13 +37,13 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
         raise InputError(_no_tokenizer(model, folder, error)) from error
     if not tokenizer.is_fast:
         raise InputError(
-            f"tokenizer of {model!r} is {type(tokenizer).__name__}, a slow (pure Python) one; expected a fast one. Convert it once: "
-            "transformers.convert_slow_tokenizer.convert_slow_tokenizer(tokenizer).save('tokenizer.json') in that folder"
+            f"tokenizer of {model!r} is {type(tokenizer).__name__}, a slow (pure Python) one; expected a fast one. Convert it "
+            "once: transformers.convert_slow_tokenizer.convert_slow_tokenizer(tokenizer).save('tokenizer.json') in that folder"
         )
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = _NO_LIMIT
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def tokenizer_fingerprint(tokenizer: Path | PreTrainedTokenizerFast) -> str:

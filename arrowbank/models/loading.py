@@ -1,0 +1,150 @@
+"""From a ModelInfo to a torch module that maps token ids to the hidden states of one layer.
+
+"inner" takes the part that reads text: the model without its LM head, a vision-language wrapper's decoder (its vision tower is
+let go), an encoder-decoder's encoder. "outer" keeps the whole model. Whatever of it will run must come from the
+checkpoint: a weight that transformers had to make up is an error. Nothing here reads pickles or the network.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from arrowbank.errors import InputError
+from arrowbank.models.config import ModelConfig
+from arrowbank.models.describe import ModelInfo, read_config
+from arrowbank.models.device import cap_memory
+from arrowbank.models.layers import LayerReader
+from arrowbank.models.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.device) -> LayerReader:
+    """The frozen model of `info` on `device`: a module from (N, T) int64 ids to (N, T, D) hidden states of `info.layer`."""
+    hf_config = read_config(info.folder, trust_remote_code=config.trust_remote_code)
+    model_class = _outer_class(hf_config, info) if info.backbone == "outer" else _inner_class(hf_config)
+    try:
+        with quiet():
+            model, report = model_class.from_pretrained(
+                info.folder,
+                config=hf_config,
+                dtype=getattr(torch, info.dtype),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=config.trust_remote_code,
+                output_loading_info=True,
+                **_placement(config, info, device),
+                **({} if info.backbone == "outer" else _without_pooler(model_class, hf_config)),
+            )
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"model {info.model!r} does not fit on {device}: {error}\nUse --load-in-4bit, or raise --gpu-memory-gb."
+        ) from error
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+        reason = str(error).strip() or repr(error)
+        raise InputError(f"model {info.model!r} cannot be loaded as {info.architecture}: {reason}") from error
+    part = model if info.backbone == "outer" else _text_part(model, hf_config)
+    _refuse_made_up_weights(model, part, report["missing_keys"], info)
+    part.eval().requires_grad_(False)
+    part.config.use_cache = False
+    return LayerReader(part, layer=info.layer, num_layers=info.num_layers, whole_model=info.backbone == "outer")
+
+
+def _outer_class(hf_config: PretrainedConfig, info: ModelInfo) -> Any:
+    import transformers
+
+    remote = getattr(hf_config, "auto_map", None) or {}
+    for name in ("AutoModelForCausalLM", "AutoModel"):
+        if name in remote:
+            return getattr(transformers, name)
+    found = getattr(transformers, info.architecture, None)
+    if found is None:
+        raise InputError(f"config.json of {info.model!r} names {info.architecture!r}, which transformers does not have")
+    return found
+
+
+def _inner_class(hf_config: PretrainedConfig) -> Any:
+    """The class without a head: the checkpoint's own where it is one (it may be narrower than AutoModel's), else AutoModel."""
+    import transformers
+
+    remote = getattr(hf_config, "auto_map", None) or {}
+    if remote:
+        return transformers.AutoModel if "AutoModel" in remote else transformers.AutoModelForCausalLM
+    own = (hf_config.architectures or [""])[0]
+    if own.endswith("Model") and hasattr(transformers, own):
+        return getattr(transformers, own)
+    return transformers.AutoModel
+
+
+def _without_pooler(model_class: Any, hf_config: PretrainedConfig) -> dict[str, bool]:
+    """BERT and its kin build a pooler over the first token, which no pooling here reads."""
+    from transformers import MODEL_MAPPING
+
+    concrete = MODEL_MAPPING.get(type(hf_config), None) if not hasattr(model_class, "forward") else model_class
+    if isinstance(concrete, type) and "add_pooling_layer" in inspect.signature(concrete).parameters:
+        return {"add_pooling_layer": False}
+    return {}
+
+
+def _placement(config: ModelConfig, info: ModelInfo, device: torch.device) -> dict[str, Any]:
+    """from_pretrained's arguments for where weights go and how they are stored."""
+    arguments: dict[str, Any] = {}
+    capped = device.type == "cuda" and config.gpu_memory_gb is not None
+    if config.load_in_4bit:
+        from transformers import BitsAndBytesConfig
+
+        arguments["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=matmul_dtype(info, device),
+            llm_int8_enable_fp32_cpu_offload=capped,
+        )
+    if capped and config.gpu_memory_gb is not None:
+        arguments |= {"device_map": "auto", "max_memory": cap_memory(device, config.gpu_memory_gb)}
+    elif device.type == "cuda" or info.quantisation:
+        arguments["device_map"] = {"": str(device)}
+    return arguments
+
+
+def matmul_dtype(info: ModelInfo, device: torch.device) -> torch.dtype:
+    """What matrix products compute in. A CPU without bfloat16 instructions multiplies bfloat16 ten times slower than the same
+    values widened to float32, and a product summed in float32 is what bfloat16 hardware computes, too."""
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    return torch.float32 if device.type == "cpu" and dtype is torch.bfloat16 and not cpu_has_bfloat16() else dtype
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; True where torch does not tell (not an x86)."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # before torch 2.12
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    found = torch.cpu.get_capabilities()
+    if found.get("architecture") != "x86_64":
+        return True
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
+def _text_part(model: Any, hf_config: PretrainedConfig) -> Any:
+    """The module inside `model` that reads token ids and gives hidden states."""
+    narrow = hf_config.is_encoder_decoder or type(model).__name__.endswith("EncoderModel")
+    part = model.get_encoder() if narrow else model.get_decoder()
+    if "input_ids" not in inspect.signature(part.forward).parameters:
+        raise InputError(f"{type(model).__name__}: its {type(part).__name__} takes no input_ids; expected a model of text")
+    return part
+
+
+def _refuse_made_up_weights(model: nn.Module, part: nn.Module, missing: Any, info: ModelInfo) -> None:
+    """Raise InputError if a weight of the part that runs was not in the checkpoint; a pooler's value is never used."""
+    prefix = next(name for name, module in model.named_modules() if module is part)
+    inside = sorted(key for key in missing if key.startswith(f"{prefix}." if prefix else "") and "pooler" not in key.split("."))
+    if inside:
+        shown = ", ".join(inside[:4]) + (f" and {len(inside) - 4} more" if len(inside) > 4 else "")
+        raise InputError(
+            f"model {info.model!r}: {len(inside)} weights that {type(part).__name__} needs are not in its checkpoint and would "
+            f"be random: {shown}\nThe files are not of this architecture, or the model was exported without them."
+        )
