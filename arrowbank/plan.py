@@ -1,8 +1,8 @@
 """The plan: which rows form which shard, and which rows of a shard form which batch. Pure NumPy, no I/O.
 
-A shard is a contiguous range of rows. Inside a shard, rows are encoded in order of token length in batches of exactly equal length,
-so that no padding enters a model. A batch's shape changes the last bits of its result: the plan is fixed before the first forward
-pass, and a resumed build replays it.
+A shard is a contiguous range of rows. Inside a shard, rows are encoded in order of token length in batches of exactly equal
+length, so that no padding enters a model. A batch's shape changes the last bits of its result: the plan is fixed before the
+first forward pass, and a resumed build replays it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class BatchRules:
 def shard_ranges(generations: Sequence[int], shard_rows: int = SHARD_ROWS) -> list[Shard]:
     """Contiguous shards of at most `shard_rows` rows that never cross the end of a generation.
 
-    `generations` are the cumulative row ends of a bank that has grown ([N] for one that has not): the shards of the old rows are
-    the same in the grown bank.
+    `generations` are the cumulative row ends of a bank that has grown ([N] for one that has not): the shards of the old rows
+    are the same in the grown bank.
     """
     if shard_rows < 1:
         raise InputError(f"shard_rows is {shard_rows}, it must be at least 1.")
@@ -80,7 +80,10 @@ def rows_a_shard(wanted: int, row_bytes: int) -> int:
 
 
 def batches(lengths: npt.NDArray[np.int32], rules: BatchRules) -> Iterator[Batch]:
-    """The batches of one shard for its rows' token counts ([n] int32, all ≥ 1), longest first: what is too large shows at once."""
+    """The batches of one shard for its rows' token counts ([n] int32, all ≥ 1).
+
+    Longest first: a batch that is too large for a device then fails at once, not after hours.
+    """
     order = np.argsort(lengths, kind="stable")
     ordered = lengths[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=0))
@@ -93,7 +96,9 @@ def batches(lengths: npt.NDArray[np.int32], rules: BatchRules) -> Iterator[Batch
 
 def gather(values: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32], batch: Batch) -> npt.NDArray[np.int32]:
     """The tokens of a batch, [N, T] int32, from a shard's flat tokens and their n + 1 offsets."""
-    return values[offsets[batch.rows][:, None] + np.arange(batch.length, dtype=np.int32)]
+    places = np.add.outer(offsets[batch.rows], np.arange(batch.length, dtype=np.int32))
+    tokens: npt.NDArray[np.int32] = values[places]
+    return tokens
 
 
 def batch_counts(lengths: npt.NDArray[np.int32], shards: Sequence[Shard], rules: BatchRules) -> tuple[int, int]:

@@ -1,7 +1,8 @@
-"""How long work reports itself: a stage opens a phase and advances it; who shows it (a bar, JSON lines, nobody) is the caller's."""
+"""How long work reports itself: a stage opens a phase and advances it; how that is shown is the caller's business."""
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Protocol
 
 
@@ -13,7 +14,7 @@ class Phase(Protocol):
 
     def __enter__(self) -> Phase: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
 class Progress(Protocol):

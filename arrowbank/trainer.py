@@ -14,7 +14,7 @@ from arrowbank.bank.features import open_features
 class FeatureDataset(Dataset[torch.Tensor]):
     """The vectors of a feature bank by row: `dataset[i]` is [D] float16.
 
-    A DataLoader fetches whole batches through `__getitems__`. Each DataLoader worker maps the bank itself: nothing is copied to it.
+    A DataLoader fetches whole batches through `__getitems__`. Each DataLoader worker maps the bank itself: nothing is copied.
     """
 
     def __init__(self, folder: str | Path, expect: dict[str, Any] | None = None) -> None:

@@ -1,7 +1,7 @@
 """What the encode pipeline itself costs: a do-nothing encoder at D = 2560, with hashes, fsync, commit and mirror.
 
-The peer is the least that could be done on the same disk: the same vectors written twice (once for the shards, once for the mirror)
-by plain `write` and `fsync`, unhashed. It runs in the same place right before and after, since a disk's rate is not a constant.
+The peer is the least that could be done on the same disk: the same vectors written twice (once for the shards, once for the
+mirror) by plain `write` and `fsync`, unhashed. Both run in turns, since a disk's rate is not a constant.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def plain_seconds(folder: Path) -> float:
     for copy in range(2):
         with (folder / f"plain-{copy}").open("wb", buffering=0) as file:
             for low in range(0, ROWS, len(block)):
-                file.write(memoryview(block[: ROWS - low]).cast("B"))
+                file.write(block[: ROWS - low].tobytes())
             os.fsync(file.fileno())
     seconds = time.perf_counter() - start
     for copy in range(2):

@@ -272,7 +272,7 @@ def test_what_is_no_bank_is_said_with_the_likely_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         open_bank(tmp_path / "absent")
     write(tmp_path / "built" / "features")
-    with pytest.raises(InputError, match="Did you mean .*built/features"):
+    with pytest.raises(InputError, match=r"Did you mean .*built/features"):
         open_bank(tmp_path / "built")
     (tmp_path / "built" / "features" / "manifest.json").write_text("{ not json")
     with pytest.raises(CorruptBank, match="not readable as JSON"):

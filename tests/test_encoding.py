@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import torch
 
 from arrowbank import EncodeConfig, FeatureBank, FeatureDataset, RunOptions, compare, encode, estimate, open_bank, verify
 from arrowbank.bank.columns import fixed_lists
+from arrowbank.encoding import ENCODING_METHOD
 from arrowbank.errors import (
     BadVector,
     ContractError,
@@ -467,50 +469,36 @@ def test_the_estimate_is_the_plan_and_the_disk(source: Source, whole: dict[str, 
     assert estimate(CONFIG, source.tokens, source.folder, timed=False).seconds is None
 
 
+GOLDEN = Path(__file__).parent / "golden" / "encoding.json"
+
+
 def test_the_encoding_method_is_the_one_that_its_number_names(source: Source, whole: dict[str, str]) -> None:
-    """Golden output: when this fails because vectors or batches changed on purpose, raise ENCODING_METHOD and write the file anew:
-    python -m tests.test_encoding
-    """
-    golden = json.loads(GOLDEN.read_text())
-    found = golden_output()
-    assert found["method"] == golden["method"]
-    assert found["batches"] == golden["batches"]
-    assert found["recipe"] == golden["recipe"]
+    """When vectors, batches or recipe were changed on purpose: raise ENCODING_METHOD, then `python -m tests.test_encoding`."""
+    golden, found = json.loads(GOLDEN.read_text()), golden_output(source.folder / "whole")
+    assert {name: found[name] for name in ("method", "batches", "recipe")} == {
+        name: golden[name] for name in ("method", "batches", "recipe")
+    }
     # the last bit of a float16 may differ between processors, which add up a norm in different orders
     differences = np.abs(np.array(found["vectors"], np.int64) - np.array(golden["vectors"], np.int64))
     assert differences.max() <= 1
 
 
-GOLDEN = Path(__file__).parent / "golden" / "encoding.json"
-
-
-def golden_output() -> dict[str, Any]:
-    from arrowbank.encoding import ENCODING_METHOD
-    from arrowbank.encoding.shards import finish
-
-    ids = np.arange(60, dtype=np.int32).reshape(12, 5)
-    vectors, good = finish(banks.TableEncoder().encode(ids), normalize=True)
-    assert good.all()
+def golden_output(bank: Path) -> dict[str, Any]:
+    """What the method gives: the bits of stored vectors, the batches of a shard, and what the plan digest is taken of."""
     lengths = (np.arange(50, dtype=np.int32) * 7) % 11 + 1
-    plan = [[batch.length, batch.rows.tolist()] for batch in batches(lengths, BatchRules(max_batch=4, token_budget=20))]
     return {
         "method": ENCODING_METHOD,
-        "batches": plan,
-        "recipe": [
-            "batches",
-            "encoding_method",
-            "generations",
-            "hidden_size",
-            "limit",
-            "mirror",
-            "model",
-            "normalize",
-            "shard_rows",
-        ]
-        + ["texts", "tokens"],
-        "vectors": vectors.view(np.int16).tolist(),
+        "recipe": sorted(open_bank(bank).manifest["recipe"]),
+        "batches": [
+            [batch.length, batch.rows.tolist()] for batch in batches(lengths, BatchRules(max_batch=4, token_budget=20))
+        ],
+        "vectors": np.load(bank / "features.f16.npy").view(np.int16).tolist(),
     }
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(golden_output()) + "\n")
+    with tempfile.TemporaryDirectory() as made:
+        banks.make_texts(Path(made) / "texts", COUNT, shard_rows=15)
+        banks.make_tokens(Path(made) / "tokens", Path(made) / "texts", COUNT)
+        encode(CONFIG, Path(made) / "tokens", Path(made) / "whole")
+        GOLDEN.write_text(json.dumps(golden_output(Path(made) / "whole")) + "\n")

@@ -29,7 +29,7 @@ CREWS = ENGINES[1:]
 
 @dataclass(frozen=True)
 class Numbers:
-    """A worker that writes its rows' numbers, and may misbehave at one shard: `trouble` is called with a folder for its notes."""
+    """A worker that writes its rows' numbers, and may misbehave at shard `at`: `trouble` gets a folder for its notes."""
 
     notes: Path
     trouble: Callable[[Path], None] | None = None

@@ -15,7 +15,7 @@ def card(title: str, *, rows: int, facts: Mapping[str, object], snippet: str, ta
     return (
         f"---\ntags:\n{tag_lines}size_categories:\n- {size}\n---\n\n# {title}\n\n{fact_lines}\n"
         f"## Open it\n\n```python\n{snippet}\n```\n\n"
-        "`arrowbank verify` on this folder proves every file against `manifest.json`, which says in full what this was made from.\n"
+        "`arrowbank verify` proves every file of this folder against `manifest.json`, which says in full what made it.\n"
     )
 
 

@@ -36,8 +36,8 @@ class ShardedColumn:
 
 def fixed_lists(column: pa.Array) -> npt.NDArray[Any]:
     """A FixedSizeList column as an [n, width] array without a copy. (`.values` would ignore the slice.)"""
-    width = column.type.list_size
-    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), width)
+    values: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=True)
+    return values.reshape(len(column), column.type.list_size)
 
 
 def fixed_bytes(column: pa.Array, width: int) -> npt.NDArray[np.uint8]:

@@ -37,7 +37,8 @@ class FeatureBank(Bank):
                 f"{self.folder}: built with --no-mirror, so there is no matrix to map. Use .take(rows) or .vectors(texts), "
                 "which read the Arrow shards."
             )
-        return np.load(path, mmap_mode="r")
+        mapped: Vectors = np.load(path, mmap_mode="r")
+        return mapped
 
     @cached_property
     def features(self) -> ShardedColumn:
@@ -72,7 +73,8 @@ class FeatureBank(Bank):
         if (rows < 0).any():
             missing = np.flatnonzero(rows < 0)
             raise InputError(
-                f"{self.folder}: {len(missing)} of {len(texts)} texts are not in this bank, the first one {texts[missing[0]][:60]!r}. "
+                f"{self.folder}: {len(missing)} of {len(texts)} texts are not in this bank, "
+                f"the first one {texts[missing[0]][:60]!r}. "
                 "Use .rows(texts) to see which (−1), or build a bank that has them."
             )
         return self.take(rows)
@@ -81,8 +83,9 @@ class FeatureBank(Bank):
 def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Bank:
     """Open a committed bank; a FeatureBank where it holds features.
 
-    `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for `model_path`,
-    `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see `verify`).
+    `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for
+    `model_path`, `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see
+    `verify`).
 
     Raises InputError (no bank), IncompleteBank (not committed), ContractError (not what was expected), CorruptBank (files
     missing, cut or unreadable).

@@ -72,15 +72,15 @@ class HashedFile:
 
 @contextmanager
 def publishing(path: Path) -> Iterator[HashedFile]:
-    """Write the file `path` through the yielded handle; it appears under its name, whole and synced, when the block ends well."""
+    """Write the file `path` through the yielded handle; when the block ends well it appears, whole and synced."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with explained(path):
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="hasher") as hasher, open(temporary, "xb", buffering=0) as raw:
+            with ThreadPoolExecutor(1, thread_name_prefix="hasher") as hasher, temporary.open("xb", buffering=0) as raw:
                 file = HashedFile(raw, hasher)
                 yield file
                 file.sync()
-            os.replace(temporary, path)
+            temporary.replace(path)
             sync_folder(path.parent)
         finally:
             with suppress(FileNotFoundError):
@@ -122,7 +122,7 @@ def sweep_temporaries(folder: Path) -> None:
 def sha256_of(path: Path) -> str:
     """The sha256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(READ_BYTES))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
@@ -236,7 +236,7 @@ def waiting_lock(path: Path) -> Iterator[None]:
 
 def _is_still(handle: int, path: Path) -> bool:
     try:
-        there = os.stat(path)
+        there = path.stat()
     except FileNotFoundError:
         return False
     mine = os.fstat(handle)

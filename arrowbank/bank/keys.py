@@ -1,7 +1,7 @@
 """From a text to its row, without reading an index: a sorted key file that is mapped, not parsed.
 
-`keys.npy` is a [2, N] uint64 array: the first eight bytes (big-endian) of every text's sha1 in ascending order, and their rows. A
-look-up is a binary search on it, confirmed by all twenty bytes in the bank's own `sha1` column.
+`keys.npy` is a [2, N] uint64 array: the first eight bytes (big-endian) of every text's sha1 in ascending order, and their
+rows. A look-up is a binary search on it, confirmed by all twenty bytes in the bank's own `sha1` column.
 """
 
 from __future__ import annotations

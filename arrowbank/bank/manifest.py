@@ -139,3 +139,14 @@ def dataset_state(shards: Iterable[str], digest: str) -> dict[str, Any]:
         "_output_all_columns": False,
         "_split": None,
     }
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers for people: 0-2, 5."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}-{high}" if low < high else f"{low}" for low, high in parts) or "none"

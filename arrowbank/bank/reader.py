@@ -87,8 +87,8 @@ class Bank:
         for name, sha256 in zip(self.shard_names, found, strict=True):
             if sha256 != entries[name]["sha256"]:
                 raise CorruptBank(
-                    f"{self.folder / name}: its bytes are not those that were committed (sha256 {sha256[:12]}…, the manifest says "
-                    f"{entries[name]['sha256'][:12]}…). Restore the file from a copy or build this bank again."
+                    f"{self.folder / name}: its bytes are not those that were committed (sha256 {sha256[:12]}…, the "
+                    f"manifest says {entries[name]['sha256'][:12]}…). Restore the file from a copy or build this bank again."
                 )
 
     @property

@@ -1,6 +1,7 @@
 """Proving a bank: everything that opening it takes on trust is read and checked.
 
-Each check has its own line. A check that fails says where; a bank that cannot be opened is one failed check, never an exception.
+Each check has its own line. A check that fails says where; a bank that cannot be opened is one failed check, never an
+exception.
 """
 
 from __future__ import annotations

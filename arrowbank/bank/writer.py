@@ -1,7 +1,7 @@
 """Writing a bank: take the lock, check the plan, keep what is good, write shards with receipts, commit last.
 
-`state.json` is the commit: before it is there, `datasets.load_from_disk` fails and `open_bank` refuses. `manifest.json` is there
-from the start of a build, with `complete: false`. The journal of a build is the set of receipts in `journal/`; there is no other.
+`state.json` is the commit: before it is there, `datasets.load_from_disk` fails and `open_bank` refuses. `manifest.json` is
+there from the start of a build, with `complete: false`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +28,11 @@ from arrowbank.bank.files import (
     publish_bytes,
     publish_json,
     publishing,
-    sha256_of,
     sweep_temporaries,
     sync_folder,
     waiting_lock,
 )
+from arrowbank.bank.journal import Journal
 from arrowbank.bank.manifest import (
     CARD,
     FORMAT,
@@ -49,11 +48,11 @@ from arrowbank.bank.manifest import (
     dataset_state,
     differing_fields,
     plan_digest,
-    read_json,
+    ranges,
     read_manifest,
     shard_name,
 )
-from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
+from arrowbank.errors import IncompleteBank, InputError, PlanMismatch
 
 
 @dataclass(frozen=True)
@@ -77,23 +76,19 @@ class ShardWriter:
         start = time.monotonic()
         with publishing(self.folder / name) as file:
             write(file)
-        return self.sign(name, rows=rows, size=file.bytes, sha256=file.sha256, seconds=time.monotonic() - start)
-
-    def sign(self, name: str, *, rows: int | None, size: int, sha256: str, seconds: float = 0.0) -> Receipt:
-        """Write the receipt of a file that is in place."""
+        seconds = round(time.monotonic() - start, 6)
         receipt = Receipt(
-            name=name, rows=rows, bytes=size, sha256=sha256, plan_digest=self.plan_digest, seconds=round(seconds, 6)
+            name=name, rows=rows, bytes=file.bytes, sha256=file.sha256, plan_digest=self.plan_digest, seconds=seconds
         )
-        publish_json(self.folder / JOURNAL / f"{name}.json", receipt.to_json())
-        return receipt
+        return Journal(self.folder, self.plan_digest).sign(receipt)
 
 
 class BankWriter:
     """The one writer of a bank folder, as a context manager.
 
-    `kind` and `recipe` (a JSON value of everything that decides the rows) make the plan digest. `manifest` holds the fields that
-    are known before the work. `worker` is the number of this worker in a job array: such writers share the folder. Shards in `redo` may
-    be damaged or missing, even in a committed bank: they lose their receipts and are written again.
+    `kind` and `recipe` (a JSON value of everything that decides the rows) make the plan digest. `manifest` holds the fields
+    that are known before the work. `worker` is this job's number in a job array, whose writers share the folder. Shards
+    in `redo` may be damaged or missing, even in a committed bank: they lose their receipts and are to be written again.
 
     Raises PlanMismatch when the folder holds work of another recipe and `restart` is false, BankLocked when another process
     writes there, CorruptBank when a receipt and its file disagree, InputError for a folder that holds something else.
@@ -117,6 +112,7 @@ class BankWriter:
         self.shards = ShardWriter(self.folder, self.plan_digest)
         self.receipts: dict[str, Receipt] = {}
         self.committed = False
+        self._journal = Journal(self.folder, self.plan_digest)
         self._fields = dict(manifest or {})
         self._restart, self._worker, self._redo = restart, worker, frozenset(redo)
         self._lock: FolderLock | None = None
@@ -125,10 +121,9 @@ class BankWriter:
 
     def __enter__(self) -> BankWriter:
         self._refuse_other_folders()
-        journal = self.folder / JOURNAL
         with explained(self.folder):
-            journal.mkdir(parents=True, exist_ok=True)
-        self._lock = FolderLock(journal, self._worker)
+            self._journal.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self._journal.folder, self._worker)
         try:
             self._open()
         except BaseException:
@@ -138,7 +133,7 @@ class BankWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if (self.folder / STATE).exists():
-            self._drop_journal()
+            self._journal.drop()
         if self._lock:
             self._lock.release()
             self._lock = None
@@ -155,28 +150,26 @@ class BankWriter:
 
     def _open(self) -> None:
         if self._worker is None:
-            sweep_temporaries(self.folder)
-            sweep_temporaries(self.folder / JOURNAL)
+            self._journal.sweep()
         found = read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
         if found is not None and self._restart:
             self._clear(found)
             found = None
         if found is not None:
             self._refuse_other_plans(found)
-            self.committed = (self.folder / STATE).exists()
-        if self.committed and found is not None:
-            self._keep_committed(found)
+        if found is not None and (self.folder / STATE).exists():
+            self._open_committed(found)
+        else:
+            # each worker of a job array would read every shard of the others: it checks sizes only
+            self.receipts = self._journal.read(deep=self._worker is None, redo=self._redo)
         if not self.committed:
-            self.receipts = self._kept_receipts()
             self.save_progress()
 
     def _refuse_other_plans(self, found: Manifest) -> None:
         if found.get("plan_digest") == self.plan_digest:
             return
-        fields = differing_fields(
-            {"kind": found.get("kind"), "recipe": found.get("recipe")}, {"kind": self.kind, "recipe": self.recipe}
-        )
-        fields = {name.removeprefix("recipe."): pair for name, pair in fields.items()}
+        there = {"kind": found.get("kind"), **(found.get("recipe") or {})}
+        fields = differing_fields(there, {"kind": self.kind, **self.recipe})
         lines = "".join(f"\n  {name}: found {_short(old)}, wanted {_short(new)}" for name, (old, new) in fields.items())
         raise PlanMismatch(
             f"{self.folder}: holds work of another plan; these fields differ:{lines}\n"
@@ -185,76 +178,39 @@ class BankWriter:
         )
 
     def _clear(self, found: Manifest) -> None:
-        """Throw away the bank that is here; its commit first, so that no moment shows a committed bank with files missing."""
-        names = [STATE, *(entry["name"] for entry in found.get("files", ())), INFO, CARD, LOG, MANIFEST]
+        """Throw away the bank that is here: its commit first, so that no moment shows a committed bank with files missing."""
+        names = [STATE, *(entry["name"] for entry in found.get("files", ())), INFO, CARD, LOG]
         names += [path.name for path in self.folder.iterdir() if SHARD_NAME.fullmatch(path.name)]
         for name in names:
-            if name != MANIFEST:
-                (self.folder / name).unlink(missing_ok=True)
-        for receipt in (self.folder / JOURNAL).glob("*.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        for receipt in self._journal.folder.glob("*.json"):
             receipt.unlink()
-        shutil.rmtree(self.work_dir, ignore_errors=True)
-        (self.folder / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(self._journal.work_dir, ignore_errors=True)
+        (self.folder / MANIFEST).unlink()
         sync_folder(self.folder)
 
-    def _keep_committed(self, found: Manifest) -> None:
-        """Check a committed bank's sizes; reopen it for the damaged shards that are to be redone."""
-        self.receipts = {entry["name"]: Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]}
-        deep = bool(self._redo)
-        damaged = [
-            receipt for receipt in self.receipts.values() if self._damage(receipt, deep=deep and receipt.shard in self._redo)
-        ]
-        for receipt in damaged:
-            if receipt.shard is None or receipt.shard not in self._redo:
-                raise CorruptBank(f"{self._damage(receipt)} {_remedy(receipt)}")
-        if damaged:
-            self._reopen({receipt.name for receipt in damaged})
+    def _open_committed(self, found: Manifest) -> None:
+        """Check a committed bank's files; reopen it where shards that are to be redone are damaged."""
+        listed = [Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]]
+        self.receipts = self._journal.checked(listed, deep=bool(self._redo), redo=self._redo)
+        self.committed = len(self.receipts) == len(listed)
+        if not self.committed:
+            self._reopen()
 
-    def _reopen(self, damaged: set[str]) -> None:
-        """Turn a committed bank back into a build that lacks the damaged shards. Receipts first: nothing good is ever without one."""
+    def _reopen(self) -> None:
+        """Turn a committed bank back into a build. Receipts before the commit goes: nothing good is ever without one."""
+        self.receipts = {name: receipt for name, receipt in self.receipts.items() if receipt.shard is not None}
         for receipt in self.receipts.values():
-            if receipt.shard is not None and receipt.name not in damaged:
-                publish_json(self.folder / JOURNAL / f"{receipt.name}.json", receipt.to_json())
+            self._journal.sign(receipt)
         (self.folder / STATE).unlink()
         sync_folder(self.folder)
-        self.committed = False
-
-    def _kept_receipts(self) -> dict[str, Receipt]:
-        """The receipts of this plan whose files are whole, by name."""
-        receipts = [Receipt(**read_json(path)) for path in sorted((self.folder / JOURNAL).glob("*.json"))]
-        receipts = [receipt for receipt in receipts if receipt.plan_digest == self.plan_digest]
-        with ThreadPoolExecutor() as pool:
-            # each worker of a job array would read every shard of the others: it checks sizes only
-            damages = list(pool.map(lambda receipt: self._damage(receipt, deep=self._worker is None), receipts))
-        kept = {}
-        for receipt, damage in zip(receipts, damages, strict=True):
-            if not damage:
-                kept[receipt.name] = receipt
-            elif receipt.shard in self._redo:
-                (self.folder / JOURNAL / f"{receipt.name}.json").unlink()
-            else:
-                raise CorruptBank(f"{damage} {_remedy(receipt)}")
-        return kept
-
-    def _damage(self, receipt: Receipt, *, deep: bool = False) -> str:
-        """What is wrong with the file of `receipt`, or nothing. `deep` reads it all."""
-        path = self.folder / receipt.name
-        if not path.exists():
-            return f"{path}: the file is missing; its receipt says {receipt.bytes} bytes."
-        if (size := path.stat().st_size) != receipt.bytes:
-            return f"{path}: {size} bytes on disk, its receipt says {receipt.bytes}: the file was cut or changed."
-        if deep and sha256_of(path) != receipt.sha256:
-            return (
-                f"{path}: its bytes are not those of its receipt (sha256 differs): the file was changed or the disk is failing."
-            )
-        return ""
 
     # writing
 
     @property
     def work_dir(self) -> Path:
         """A folder for what a stage keeps only while it builds; removed by the commit."""
-        return self.folder / JOURNAL / "work"
+        return self._journal.work_dir
 
     @property
     def done_shards(self) -> dict[int, Receipt]:
@@ -271,10 +227,11 @@ class BankWriter:
 
     def accept(self, receipt: Receipt) -> Receipt:
         """Enter a finished shard that was written here or by a worker."""
+        made_too_early = [other for other in self.receipts.values() if other.shard is None]
+        self._journal.forget(made_too_early)
+        for other in made_too_early:  # from shards that were not all there
+            del self.receipts[other.name]
         self.receipts[receipt.name] = receipt
-        for other in [other for other in self.receipts.values() if other.shard is None]:
-            del self.receipts[other.name]  # made from shards that were not all there: to be made again
-            (self.folder / JOURNAL / f"{other.name}.json").unlink(missing_ok=True)
         self.log("shard", shard=receipt.shard, rows=receipt.rows, bytes=receipt.bytes, seconds=receipt.seconds)
         return receipt
 
@@ -288,9 +245,10 @@ class BankWriter:
                 os.link(source, temporary)
             except OSError:
                 shutil.copyfile(source, temporary)
-            os.replace(temporary, path)
+            temporary.replace(path)
             sync_folder(self.folder)
-        return self.accept(self.shards.sign(path.name, rows=rows, size=path.stat().st_size, sha256=sha256))
+        receipt = Receipt(name=path.name, rows=rows, bytes=path.stat().st_size, sha256=sha256, plan_digest=self.plan_digest)
+        return self.accept(self._journal.sign(receipt))
 
     def write_file(self, name: str, write: Callable[[HashedFile], None], *, rows: int | None = None) -> Receipt:
         """Publish a file that is no shard and its receipt; a whole one from an earlier run is kept."""
@@ -298,21 +256,21 @@ class BankWriter:
             self.receipts[name] = self.shards.write_file(name, write, rows=rows)
         return self.receipts[name]
 
+    def refresh(self) -> None:
+        """Read the receipts again: other workers of a job array may have finished more."""
+        self.receipts = self._journal.read(deep=False)
+
     def save_progress(self, **fields: object) -> None:
         """Write the manifest of the unfinished bank, with `complete: false` and `fields` brought up to date."""
         self._fields |= fields
-        with waiting_lock(self.folder / JOURNAL / "lock-commit"):
+        with self._commit_lock():
             if not (self.folder / STATE).exists():
                 publish_json(self.folder / MANIFEST, self._manifest(complete=False, files=[]))
-
-    def refresh(self) -> None:
-        """Read the receipts again: other workers of a job array may have finished more."""
-        self.receipts = self._kept_receipts()
 
     def log(self, event: str, **facts: object) -> None:
         """Append a line to build.jsonl, the file for times, hosts and rates."""
         line = json.dumps({"time": round(time.time(), 3), "host": socket.gethostname(), "event": event, **facts})
-        with explained(self.folder / LOG), open(self.folder / LOG, "a", encoding="utf-8") as file:
+        with explained(self.folder / LOG), (self.folder / LOG).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     @property
@@ -342,15 +300,15 @@ class BankWriter:
         shards = self.done_shards
         if not shards or sorted(shards) != list(range(len(shards))) or self.done_rows != rows:
             raise IncompleteBank(
-                f"{self.folder}: {self.done_rows} of {rows} rows are there, in shards {_ranges(shards)}. "
+                f"{self.folder}: {self.done_rows} of {rows} rows are there, in shards {ranges(shards)}. "
                 "Run the same command again for the rest."
             )
-        with waiting_lock(self.folder / JOURNAL / "lock-commit"):  # of workers that see the last receipt, one commits
+        with self._commit_lock():  # of the workers that see the last receipt, one commits
             if not (self.folder / STATE).exists():
                 self._fields |= manifest or {}
                 self._write_commit([shards[index].name for index in sorted(shards)], card)
         self.committed = True
-        return read_manifest(self.folder)
+        return self.manifest
 
     def _write_commit(self, shards: list[str], card: str) -> None:
         with pa.memory_map(str(self.folder / shards[0])) as source, pa.ipc.open_stream(source) as stream:
@@ -358,43 +316,16 @@ class BankWriter:
         for name, data in ((INFO, json_bytes(info)), (CARD, card.encode())):
             sha256 = publish_bytes(self.folder / name, data)
             self.receipts[name] = Receipt(name=name, rows=None, bytes=len(data), sha256=sha256, plan_digest=self.plan_digest)
-        entries = [receipt.entry() for receipt in self.receipts.values()]
         sweep_temporaries(self.folder)
         self.log("commit", rows=self.done_rows)
-        publish_json(
-            self.folder / MANIFEST, self._manifest(complete=True, files=sorted(entries, key=lambda entry: str(entry["name"])))
-        )
+        files = [self.receipts[name].entry() for name in sorted(self.receipts)]
+        publish_json(self.folder / MANIFEST, self._manifest(complete=True, files=files))
         publish_json(self.folder / STATE, dataset_state(shards, self.plan_digest))
 
-    def _drop_journal(self) -> None:
-        shutil.rmtree(self.work_dir, ignore_errors=True)
-        for path in (self.folder / JOURNAL).glob("*"):
-            with suppress(FileNotFoundError):
-                path.unlink()
-        with suppress(OSError):  # another worker of a job array still has its lock there
-            (self.folder / JOURNAL).rmdir()
-
-
-def _remedy(receipt: Receipt) -> str:
-    if receipt.shard is None:
-        return "Give --restart, or build the bank in another folder."
-    return (
-        f"The other shards are kept. Restore the file, or run the same command with --shards {receipt.shard} to make it again "
-        "(a stage without --shards: --restart)."
-    )
+    def _commit_lock(self) -> AbstractContextManager[None]:
+        return waiting_lock(self._journal.folder / "lock-commit")
 
 
 def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _ranges(numbers: Collection[int]) -> str:
-    """Sorted numbers for people: 0-2, 5."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{low}-{high}" if low < high else f"{low}" for low, high in parts) or "none"

@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad arguments or input, 130 interrupted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -23,10 +23,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (make.build, make.scan, make.tokenize, make.encode):
-    app.command(rich_help_panel="Make a bank")(verb)
-for verb in (look.info, look.verify, look.estimate, look.compare, look.lookup):
-    app.command(rich_help_panel="Look at a bank")(verb)
+VERBS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
+    "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
+}
+for panel, verbs in VERBS.items():
+    for verb in verbs:
+        app.command(rich_help_panel=panel)(verb)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.make import ENCODE_NAMES, _subset, encode_config
+from arrowbank.cli.make import ENCODE_NAMES, encode_config, subset
 from arrowbank.cli.show import progress_for
 
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")]
@@ -84,7 +84,7 @@ def estimate(
     from arrowbank.bank.files import human_bytes
     from arrowbank.encoding.estimate import estimate as run
 
-    config = encode_config(**_subset(locals(), ENCODE_NAMES))
+    config = encode_config(**subset(locals(), ENCODE_NAMES))
     found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(json))
     if json:
         _print_json({**asdict(found), "total_bytes": found.total_bytes, "fits": found.fits})

@@ -115,11 +115,9 @@ def encode(
     """
     from arrowbank.encoding import encode as run
 
-    config = encode_config(**_subset(locals(), ENCODE_NAMES))
+    config = encode_config(**subset(locals(), ENCODE_NAMES))
     with showing(json) as (progress, end):
-        manifest = run(
-            config, tokens, out, texts=texts, options=_run_options(**_subset(locals(), RUN_NAMES)), progress=progress
-        )
+        manifest = run(config, tokens, out, texts=texts, options=_run_options(**subset(locals(), RUN_NAMES)), progress=progress)
         end(manifest, _encoded(out, manifest))
 
 
@@ -181,19 +179,21 @@ def build(
             prompt=prompt,
             trust_remote_code=trust_remote_code,
         ),
-        encode=encode_config(**_subset(locals(), ENCODE_NAMES)),
+        encode=encode_config(**subset(locals(), ENCODE_NAMES)),
     )
-    settings = _subset(locals(), RUN_NAMES - {"worker"})
+    settings = subset(locals(), RUN_NAMES - {"worker"})
     with showing(json) as (progress, end):
         manifest = run(config, out, options=_run_options(worker=None, **settings), num_proc=num_proc, progress=progress)
         end(manifest, _encoded(str(Path(out) / "features"), manifest))
 
 
 ENCODE_NAMES = frozenset(
-    "model encoder pooling layer no_normalize backbone dtype load_in_4bit max_batch token_budget shard_rows limit no_mirror "
-    "trust_remote_code device gpu_memory_gb".split()
+    {
+        *("model", "encoder", "pooling", "layer", "no_normalize", "backbone", "dtype", "load_in_4bit", "trust_remote_code"),
+        *("max_batch", "token_budget", "shard_rows", "limit", "no_mirror", "device", "gpu_memory_gb"),
+    }
 )
-RUN_NAMES = frozenset("engine workers worker ray_address rows shards restart".split())
+RUN_NAMES = frozenset(("engine", "workers", "worker", "ray_address", "rows", "shards", "restart"))
 
 
 def encode_config(
@@ -242,7 +242,8 @@ def _scan_config(source: list[str], field: list[str] | None, strict: bool, on_ba
     )
 
 
-def _subset(values: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+def subset(values: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """The options of these names, out of a verb's arguments."""
     return {name: values[name] for name in names}
 
 

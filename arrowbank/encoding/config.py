@@ -16,8 +16,8 @@ from arrowbank.plan import SHARD_ROWS, BatchRules
 if TYPE_CHECKING:
     from arrowbank.models import ModelConfig
 
-# Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding. It is
-# part of the plan digest, so no bank is ever finished by a method other than the one that began it.
+# Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
+# It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
 ENCODING_METHOD = 1
 
 
@@ -71,7 +71,8 @@ class EncodeConfig:
 class RunOptions:
     """What decides how and which part of a bank is made, never what is in it.
 
-    `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every n-th shard.
+    `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every
+    n-th shard.
     """
 
     engine: str = "local"
@@ -86,9 +87,7 @@ class RunOptions:
         if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
             raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
         if self.worker is not None and self.restart:
-            raise InputError(
-                "restart cannot be combined with worker i/n: it would throw away what other workers made. Restart without it."
-            )
+            raise InputError("restart cannot be combined with worker i/n: other workers' shards would go. Restart without it.")
 
 
 def load_custom_encoder(spec: str) -> Encoder:

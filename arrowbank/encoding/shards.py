@@ -100,9 +100,9 @@ class ShardEncoder:
 
 
 def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.bool_]]:
-    """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalised, rounded to nearest even), and which rows may be stored ([N]).
+    """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalised, rounded to nearest even), and which rows may be stored.
 
-    A row may be stored when it is finite and not all zero.
+    A row may be stored when it is finite and not all zero: [N] bool.
     """
     pooled = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
     norms = torch.linalg.vector_norm(pooled, dim=1, keepdim=True)

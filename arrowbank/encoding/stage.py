@@ -1,4 +1,4 @@
-"""The stage `encode`: a token bank goes in, a feature bank comes out, a shard at a time, and a crash costs the shard in hand."""
+"""The stage `encode`: a token bank goes in, a feature bank comes out, and a crash costs the shard in hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.card import card
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
-from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.manifest import Manifest, ranges
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
 from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
 from arrowbank.encoding.shards import EncodeJob, text_bytes
@@ -40,11 +40,11 @@ def encode(
 ) -> Manifest:
     """Encode the token bank `tokens` into the feature bank `out`; its manifest, `complete` or not.
 
-    `texts` is the texts bank, where it no longer lies where `tokens` says. What is finished from an earlier run of the same plan is
-    kept. The bank is committed when every shard is there, by whichever run makes the last one.
+    `texts` is the texts bank, where it no longer lies where `tokens` says. What is finished from an earlier run of the same
+    plan is kept. The bank is committed when every shard is there, by whichever run makes the last one.
 
-    Raises InputError, IncompleteBank or CorruptBank for the banks read, PlanMismatch and BankLocked for `out`, DiskFull, BadVector
-    (NaN, Inf, all zero), WorkerDied.
+    Raises InputError, IncompleteBank or CorruptBank for the banks read, PlanMismatch and BankLocked for `out`, DiskFull,
+    BadVector (NaN, Inf, all zero), WorkerDied.
     """
     options = options or RunOptions()
     plan = EncodePlan(config, open_tokens(tokens), texts)
@@ -285,8 +285,8 @@ def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> st
         )
     missing = [shard.index for shard in plan.shards if shard.index not in done]
     return (
-        f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there, {len(missing)} of {len(plan.shards)} shards are missing "
-        f"(the first is {missing[0]}). The bank is committed by the run that makes the last one."
+        f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there, shards {ranges(missing)} of {len(plan.shards)} are "
+        "missing. The bank is committed by the run that makes the last one."
     )
 
 

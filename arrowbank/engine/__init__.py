@@ -4,8 +4,8 @@
     run(…, workers=4)                                  in local processes
     run(…, engine="ray", workers=4, ray_address=…)     on Ray, a local one unless an address is given
 
-A worker that dies costs the shards that it had in hand: another takes them over, and a shard that kills its workers three times ends
-the run with an error. The bytes on disk are the same on every engine.
+A worker that dies costs the shards that it had in hand: another takes them over, and a shard that kills its workers three
+times ends the run with an error. The bytes on disk are the same on every engine.
 """
 
 from __future__ import annotations

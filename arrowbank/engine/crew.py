@@ -118,8 +118,8 @@ class _Shift:
         where = f"shard {shard.index} (rows {shard.start} to {shard.stop - 1})"
         if self.deaths[shard.index] >= DEATHS_A_SHARD:
             raise WorkerDied(
-                f"{where}: {DEATHS_A_SHARD} workers died over it, the last one {how}. Finished shards are kept. If memory ran out, "
-                "give fewer workers or smaller batches; then run the same command again."
+                f"{where}: {DEATHS_A_SHARD} workers died over it, the last one {how}. Finished shards are kept. If memory "
+                "ran out, give fewer workers or smaller batches; then run the same command again."
             )
         self.progress.message(f"a worker died over {where}, {how}: another one takes over")
         self.todo.extendleft(reversed(hand))

@@ -11,8 +11,8 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 import pyarrow as pa

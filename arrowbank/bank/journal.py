@@ -1,0 +1,101 @@
+"""The journal of a build: a receipt for every finished file, beside the build's locks, in `journal/`. There is no other.
+
+A receipt is written after its file is in place, and believed only after the file has been looked at again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from arrowbank.bank.files import publish_json, sha256_of, sweep_temporaries
+from arrowbank.bank.manifest import JOURNAL, Receipt, read_json
+from arrowbank.errors import CorruptBank
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The receipts of plan `plan_digest` for files of the bank in `bank`."""
+
+    bank: Path
+    plan_digest: str
+
+    @property
+    def folder(self) -> Path:
+        return self.bank / JOURNAL
+
+    @property
+    def work_dir(self) -> Path:
+        """A folder for what a stage keeps only while it builds."""
+        return self.folder / "work"
+
+    def sign(self, receipt: Receipt) -> Receipt:
+        """Write the receipt of a file that is in place."""
+        publish_json(self._path(receipt), receipt.to_json())
+        return receipt
+
+    def forget(self, receipts: Iterable[Receipt]) -> None:
+        """Take receipts back: their files are to be made again."""
+        for receipt in receipts:
+            self._path(receipt).unlink(missing_ok=True)
+
+    def read(self, *, deep: bool, redo: Collection[int] = ()) -> dict[str, Receipt]:
+        """The receipts of this plan by file name, their files checked (`deep`: with their hashes).
+
+        Receipts of damaged shards in `redo` are forgotten; any other damage raises CorruptBank.
+        """
+        receipts = [Receipt(**read_json(path)) for path in sorted(self.folder.glob("*.json"))]
+        return self.checked([receipt for receipt in receipts if receipt.plan_digest == self.plan_digest], deep=deep, redo=redo)
+
+    def checked(self, receipts: Collection[Receipt], *, deep: bool, redo: Collection[int] = ()) -> dict[str, Receipt]:
+        """Those of `receipts` whose files are whole, by name; see `read`."""
+        with ThreadPoolExecutor() as pool:
+            damages = list(pool.map(lambda receipt: damage(self.bank, receipt, deep=deep), receipts))
+        damaged = {receipt.name: found for receipt, found in zip(receipts, damages, strict=True) if found}
+        for receipt in receipts:
+            if receipt.name in damaged and (receipt.shard is None or receipt.shard not in redo):
+                raise CorruptBank(f"{damaged[receipt.name]} {_remedy(receipt)}")
+        self.forget(receipt for receipt in receipts if receipt.name in damaged)
+        return {receipt.name: receipt for receipt in receipts if receipt.name not in damaged}
+
+    def sweep(self) -> None:
+        """Remove what killed writers left half-written, here and in the bank."""
+        sweep_temporaries(self.bank)
+        sweep_temporaries(self.folder)
+
+    def drop(self) -> None:
+        """Remove the journal of a bank that is committed."""
+        shutil.rmtree(self.work_dir, ignore_errors=True)
+        for path in self.folder.glob("*"):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        with suppress(OSError):  # another worker of a job array still has its lock there
+            self.folder.rmdir()
+
+    def _path(self, receipt: Receipt) -> Path:
+        return self.folder / f"{receipt.name}.json"
+
+
+def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:
+    """What is wrong with the file of `receipt`, or nothing. `deep` reads it all."""
+    path = bank / receipt.name
+    if not path.exists():
+        return f"{path}: the file is missing; its receipt says {receipt.bytes} bytes."
+    if (size := path.stat().st_size) != receipt.bytes:
+        return f"{path}: {size} bytes on disk, its receipt says {receipt.bytes}: the file was cut or changed."
+    if deep and sha256_of(path) != receipt.sha256:
+        return f"{path}: its bytes are not those of its receipt (sha256 differs): it was changed, or the disk is failing."
+    return ""
+
+
+def _remedy(receipt: Receipt) -> str:
+    if receipt.shard is None:
+        return "Give --restart, or build the bank in another folder."
+    return (
+        f"The other shards are kept. Restore the file, or run the same command with --shards {receipt.shard} to make it "
+        "again (a stage without --shards: --restart)."
+    )
