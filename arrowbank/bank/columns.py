@@ -1,6 +1,7 @@
 """Columns as NumPy arrays over the mapped shards, without a copy and without a change of type.
 
-`datasets`' numpy and torch formats widen float16 to float32; these views do not.
+`datasets`' numpy and torch formats widen float16 to float32; these views do not. They are made from the buffers: pyarrow's own
+`to_numpy` and `array` import pandas, which takes half a second, and a Ctrl-C that comes in that time is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Rows = npt.NDArray[np.int64]
+
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,38 @@ class ShardedColumn:
         return out
 
 
+def values_of(column: pa.Array) -> npt.NDArray[Any]:
+    """A column of numbers without nulls as an array, without a copy."""
+    dtype = np.dtype(_NUMPY_NAMES.get(str(column.type), str(column.type)))
+    return np.frombuffer(column.buffers()[1] or b"", dtype, count=len(column), offset=column.offset * dtype.itemsize)
+
+
 def fixed_lists(column: pa.Array) -> npt.NDArray[Any]:
     """A FixedSizeList column as an [n, width] array without a copy. (`.values` would ignore the slice.)"""
-    values: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=True)
-    return values.reshape(len(column), column.type.list_size)
+    return values_of(column.flatten()).reshape(len(column), column.type.list_size)
 
 
 def fixed_bytes(column: pa.Array, width: int) -> npt.NDArray[np.uint8]:
     """A binary column whose values all have `width` bytes as an [n, width] uint8 array without a copy."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    offsets = _offsets(column)
     values = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     return values.reshape(len(column), width)
+
+
+def list_values(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """A list column's flat values and its n + 1 offsets into them, starting at 0, without a copy of the values."""
+    offsets = _offsets(column)
+    return values_of(column.flatten()), offsets - offsets[0]
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1, offset=4 * column.offset)
+
+
+def number_column(values: npt.NDArray[Any]) -> pa.Array:
+    """A one-dimensional array as an Arrow column without a copy."""
+    kept = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(kept.dtype), len(kept), [None, pa.py_buffer(kept)])
 
 
 def binary_column(values: npt.NDArray[np.uint8]) -> pa.Array:
@@ -54,17 +78,11 @@ def binary_column(values: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def list_values(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """A list column's flat values and its n + 1 offsets into them, starting at 0, without a copy."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    return column.flatten().to_numpy(zero_copy_only=True), offsets - offsets[0]
-
-
 def list_column(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array:
     """Flat values and n + 1 offsets as an Arrow list column without a copy."""
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+    return pa.ListArray.from_arrays(number_column(offsets), number_column(values))
 
 
 def fixed_list_column(values: npt.NDArray[Any]) -> pa.Array:
     """An [n, width] array as an Arrow FixedSizeList column without a copy."""
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    return pa.FixedSizeListArray.from_arrays(number_column(values.reshape(-1)), values.shape[1])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values
+from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values, values_of
 from arrowbank.bank.features import MATRIX_FILE, FeatureBank, open_bank
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys, text_keys
@@ -110,7 +110,7 @@ def _tokens(bank: Bank) -> Check:
     for row, batch in _with_rows(bank):
         values, offsets = list_values(batch.column("input_ids"))
         lengths = np.diff(offsets)
-        bad = (lengths != batch.column("length").to_numpy()) | (lengths < 1) | (lengths > limit)
+        bad = (lengths != values_of(batch.column("length"))) | (lengths < 1) | (lengths > limit)
         wrong += [f"row {row + at}" for at in np.flatnonzero(bad)[:3]]
         wrong += [f"row {row + np.searchsorted(offsets, at, 'right') - 1}" for at in np.flatnonzero(values < 0)[:3]]
     return _check("tokens", wrong, f"ids ≥ 0, lengths right, 1 to {limit}", "ids or length wrong in")

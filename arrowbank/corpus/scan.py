@@ -28,7 +28,6 @@ from arrowbank.corpus.fields import parse_path
 from arrowbank.corpus.keys import WORDS, KeyTable
 from arrowbank.corpus.shards import SHARD_TEXT_BYTES, ShardBuilder
 from arrowbank.corpus.sources import Print, Source, SourceFile, find_sources, fingerprint, joint_sha256, line_blocks, size_of
-from arrowbank.corpus.tables import table_blocks
 from arrowbank.corpus.workers import Workers
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import SHARD_ROWS
@@ -38,7 +37,7 @@ METHOD = 1  # raise it when the same recipe would give other rows
 
 BLOCK_BYTES = 1 << 20
 SMALL_BYTES = 1 << 25  # less than this is done before a process is up
-MOST_WORKERS = 3  # beyond, the merging of blocks in this process is the slowest part, and memory grows
+MOST_WORKERS = 2  # they make about as many texts as this process can merge; each takes some 20 MB
 EXPANSION = 6  # of compressed text, roughly
 
 
@@ -237,13 +236,17 @@ def _blocks(
     number = 0
     for source in sources:
         for file in source.files:
-            known = prints[file.path]
-            blocks: Iterator[tuple[bytes | Extract, int]] = (
-                table_blocks(file, known, rules, BLOCK_BYTES) if file.is_table else line_blocks(file, known, BLOCK_BYTES)
-            )
-            for block, size in blocks:
+            for block, size in _blocks_of(file, prints[file.path], rules):
                 yield _Origin(source.name, number, file, size), block
             number += 1
+
+
+def _blocks_of(file: SourceFile, known: Print, rules: Rules) -> Iterator[tuple[bytes | Extract, int]]:
+    if not file.is_table:
+        return line_blocks(file, known, BLOCK_BYTES)
+    from arrowbank.corpus.tables import table_blocks  # pyarrow's Parquet and compute parts: 15 MB that lines need not pay
+
+    return table_blocks(file, known, rules, BLOCK_BYTES)
 
 
 def _complaint(file: SourceFile, error: BadLine, lines: int) -> str:

@@ -5,6 +5,7 @@ A shard is full when one more text would be more than it may hold, in rows or in
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -18,7 +19,7 @@ from arrowbank.bank.columns import binary_column
 from arrowbank.corpus.extract import SHA1_BYTES, Extract
 from arrowbank.plan import SHARD_ROWS
 
-SHARD_TEXT_BYTES = 1 << 25  # as much again while it is written: the scan's memory is bounded
+SHARD_TEXT_BYTES = 12 << 20  # one fills while one is written, and the scan may take 150 MB in all
 
 Write = Callable[[int, pa.RecordBatch], object]
 Bytes = npt.NDArray[np.uint8]
@@ -42,7 +43,7 @@ class ShardBuilder:
         self._writer.shutdown()
 
     def _clear(self) -> None:
-        self._text: Bytes = np.empty(SHARD_TEXT_BYTES, np.uint8)  # takes memory only as it fills
+        self._text = _reserve(SHARD_TEXT_BYTES)
         self._text_bytes = 0
         self._shard_rows = 0
         self._lengths: list[npt.NDArray[np.int64]] = []
@@ -79,9 +80,8 @@ class ShardBuilder:
     def _append_text(self, text: Bytes) -> None:
         end = self._text_bytes + len(text)
         if end > len(self._text):
-            self._text = text.copy()
-        else:
-            self._text[self._text_bytes : end] = text
+            self._text = _reserve(end)
+        self._text[self._text_bytes : end] = text
         self._text_bytes = end
 
     def finish(self) -> None:
@@ -110,16 +110,31 @@ class ShardBuilder:
         )
         columns = {"text": text, "sha1": binary_column(np.concatenate(self._digests))}
         for name, codes in self._codes.items():
-            columns[name] = pa.array(self._names[name], pa.string()).take(pa.array(np.concatenate(codes)))
+            columns[name] = _names_column(self._names[name], np.concatenate(codes))
         return pa.RecordBatch.from_pydict(columns)
 
 
+def _reserve(size: int) -> Bytes:
+    """Memory that is taken only as it fills, and given back to the system at once when dropped.
+
+    Not malloc's: after it has seen a block of this size freed, glibc keeps all that are smaller, and scans grow by 40 MB.
+    """
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+
+
 def _fresh_texts(extract: Extract, fresh: npt.NDArray[np.bool_]) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """The UTF-8 of the fresh texts on end, and how many bytes each has."""
-    data, lengths = np.frombuffer(extract.data, np.uint8), np.frombuffer(extract.lengths, np.uint32).astype(np.int64)
-    if fresh.all():
-        return data, lengths
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    kept = values.filter(pa.array(fresh))
-    return np.frombuffer(kept.buffers()[2], np.uint8), lengths[fresh]
+    """The UTF-8 of the fresh texts on end, and how many bytes each has. Texts side by side are copied as one."""
+    lengths = np.frombuffer(extract.lengths, np.uint32).astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    changes = np.flatnonzero(np.diff(fresh, prepend=False, append=False))  # where runs of fresh texts start and stop, in turn
+    runs = ends[changes].reshape(-1, 2).tolist()
+    data = memoryview(extract.data)
+    return np.frombuffer(b"".join([data[start:stop] for start, stop in runs]), np.uint8), lengths[fresh]
+
+
+def _names_column(names: Sequence[str], codes: npt.NDArray[Any]) -> pa.Array:
+    """A string column of `names[code]`. Without pyarrow.compute, which would take more memory than some shards."""
+    encoded = [name.encode() for name in names]
+    ends = np.cumsum(np.array([len(name) for name in encoded], np.int32)[codes], dtype=np.int32)
+    data = b"".join([encoded[code] for code in codes.tolist()])
+    return pa.StringArray.from_buffers(len(codes), pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32)), pa.py_buffer(data))

@@ -137,7 +137,7 @@ def size_of(path: Path) -> int:
 
 def _hash(path: Path, phase: Phase) -> Print:
     digest = hashlib.sha256()
-    with refused(path), open(path, "rb", buffering=0) as file:
+    with refused(path), path.open("rb", buffering=0) as file:
         identity = identity_of(path, file)
         buffer = memoryview(bytearray(READ_BYTES))
         while count := file.readinto(buffer):
@@ -184,7 +184,7 @@ def refused(path: Path) -> Iterator[None]:
 @contextmanager
 def opened(path: Path, known: Print) -> Iterator[io.FileIO]:
     """The file, open for reading, which has to be the one hashed before, and still to be when the block ends."""
-    with refused(path), open(path, "rb", buffering=0) as file:
+    with refused(path), path.open("rb", buffering=0) as file:
         _check_unchanged(path, known.identity, identity_of(path, file))
         yield file
         _check_unchanged(path, known.identity, identity_of(path, file))

@@ -127,7 +127,8 @@ def extract_rows(batch: pa.RecordBatch, rules: Rules) -> Extract:
         order = np.argsort(np.concatenate(rows), kind="stable")
         found.texts = [texts[place] for place in order]
         found.kinds = bytearray(np.concatenate(codes)[order])
-    return found.seal(batch.num_rows, error)
+    found.settle()
+    return found.extract(batch.num_rows, error)
 
 
 def _follow(batch: pa.RecordBatch, path: FieldPath, counts: Counts) -> tuple[pa.Array, RowNumbers]:

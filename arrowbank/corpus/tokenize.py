@@ -163,9 +163,8 @@ class _Work:
 
     def run(self, progress: Progress) -> None:
         missing = [shard for shard in self._shards if not self._is_done(shard)]
-        done = len(self._source) - sum(shard.rows for shard in missing)
-        with progress.phase("tokenize", len(self._source)) as phase, quiet_datasets(), bound_children():
-            phase.advance(done)
+        rows = sum(shard.rows for shard in missing)
+        with progress.phase("tokenize", rows) as phase, quiet_datasets(), bound_children():
             for shard in missing:
                 self._write(shard)
                 phase.advance(shard.rows)

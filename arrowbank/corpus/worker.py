@@ -9,17 +9,14 @@ from __future__ import annotations
 import gc
 import io
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
 
 from arrowbank.corpus.badlines import BadLine
-from arrowbank.corpus.extract import Counts, Extract, Extractor, Rules
+from arrowbank.corpus.extract import Buffer, Counts, Extract, Extractor, Rules
 
 NUMBER_BYTES = 8
-
-Buffer = bytes | bytearray
 
 
 class _Head(msgspec.Struct):
@@ -88,11 +85,9 @@ def main() -> None:
     gc.disable()  # nothing here makes cycles
     with suppress(EOFError, BrokenPipeError), open(0, "rb", 0) as blocks, open(1, "wb", 0) as extracts:
         extractor = Extractor(msgspec.json.decode(receive(blocks)[0], type=Rules))
-        # in a thread, as in the process that scans by itself: how deep JSON may nest depends on the stack below
-        with ThreadPoolExecutor(1) as thread:
-            while True:
-                (block,) = receive(blocks)
-                send(extracts, *pack(thread.submit(extractor.block, block).result()))
+        while True:
+            (block,) = receive(blocks)
+            send(extracts, *pack(extractor.block(block)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ process that ends early closes its pipes; its thread sees that at once, and nobo
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import subprocess
@@ -14,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -27,6 +29,8 @@ from arrowbank.corpus.worker import receive, send, unpack
 from arrowbank.errors import WorkerDied
 
 PATIENCE_S = 10
+PIPE_BYTES = 1 << 20
+F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux
 
 Tag = TypeVar("Tag")
 
@@ -61,7 +65,7 @@ class Workers:
         window: deque[tuple[Tag, Future[Extract]]] = deque()
         for tag, block in work:
             window.append((tag, self._start(block)))
-            if len(window) > self.count + 1:
+            if len(window) > (self.count + 1 if self.count else 0):  # one thread more would only wait for this one
                 tag, future = window.popleft()
                 yield tag, future.result()
         while window:
@@ -98,6 +102,8 @@ class _Process:
         )
         self._blocks = cast(io.RawIOBase, self._process.stdin)
         self._extracts = cast(io.RawIOBase, self._process.stdout)
+        for pipe in (self._blocks, self._extracts):
+            _widen(pipe)
         self._rules = msgspec.json.encode(rules)
         self._greeted = False
 
@@ -129,3 +135,10 @@ class _Process:
         self._process.wait()
         self._blocks.close()
         self._extracts.close()
+
+
+def _widen(pipe: io.RawIOBase) -> None:
+    """Let the pipe hold a block, where the system lets us: fewer changes from process to process."""
+    if F_SETPIPE_SZ is not None:
+        with suppress(OSError):
+            fcntl.fcntl(pipe.fileno(), F_SETPIPE_SZ, PIPE_BYTES)

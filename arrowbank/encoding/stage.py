@@ -285,8 +285,8 @@ def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> st
         )
     missing = [shard.index for shard in plan.shards if shard.index not in done]
     return (
-        f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there, shards {ranges(missing)} of {len(plan.shards)} are "
-        "missing. The bank is committed by the run that makes the last one."
+        f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there; shards {ranges(missing)} of {len(plan.shards)} "
+        "are missing. The bank is committed by the run that makes the last one."
     )
 
 

@@ -77,8 +77,7 @@ def _cause(error: RayTaskError) -> Exception:
     return cause if isinstance(cause, ArrowbankError) else WorkerDied(f"a worker failed:\n{error}")
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
-class _Actor:
+class _Maker:
     """Built with the job alone: an error in building the worker then comes back with the shard, as itself."""
 
     def __init__(self, job: Job) -> None:
@@ -92,3 +91,6 @@ class _Actor:
             self._worker = self._worker or self._job.make_worker(0)  # Ray shows an actor its own GPU only
             batch = self._worker(shard, units.append)
         return self._job.shards.write_shard(shard.index, batch), sum(units)
+
+
+_Actor: Any = ray.remote(max_restarts=0, max_task_retries=0)(_Maker)

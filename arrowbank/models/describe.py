@@ -133,7 +133,13 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
 
 def text_part(hf_config: PretrainedConfig) -> PretrainedConfig:
     """The config of the part that reads text: itself, a vision-language model's decoder, an encoder-decoder's encoder."""
-    return hf_config.get_text_config(encoder=True) if hf_config.is_encoder_decoder else hf_config.get_text_config()
+    try:
+        if not hf_config.is_encoder_decoder:
+            return hf_config.get_text_config()
+        encoder = getattr(hf_config, "encoder", None)
+        return hf_config.get_text_config(encoder=True) if encoder is None else encoder.get_text_config()
+    except ValueError as error:
+        raise InputError(f"model of type {hf_config.model_type!r}: which part of it reads text is not clear: {error}") from error
 
 
 def _number(text_config: PretrainedConfig, name: str, folder: Path) -> int:

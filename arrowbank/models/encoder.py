@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # Tokens of one CPU pass. It decides the shape of the matrix products, hence last bits: FORWARD_VERSION changes with it.
 PASS_TOKENS = 1024
 
+_LARGE_BUFFER = 1 << 20
+
 # Batches launched on a GPU beyond the one that is waited for.
 GPU_AHEAD = 2
 
@@ -142,8 +144,9 @@ class CpuEncoder(Encoder):
 
 
 def _copy_modules(reader: nn.Module) -> nn.Module:
-    """The module tree and its buffers copied; the parameters are shared."""
-    return copy.deepcopy(reader, {id(parameter): parameter for parameter in reader.parameters()})
+    """The module tree copied, with small buffers (rotary frequencies, say); what is large, above all the weights, is shared."""
+    tensors = [*reader.parameters(), *(buffer for buffer in reader.buffers() if buffer.nbytes > _LARGE_BUFFER)]
+    return copy.deepcopy(reader, {id(tensor): tensor for tensor in tensors})
 
 
 @contextmanager

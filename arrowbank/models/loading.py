@@ -11,6 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from arrowbank.errors import InputError
@@ -45,14 +46,15 @@ def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.devic
         raise InputError(
             f"model {info.model!r} does not fit on {device}: {error}\nUse --load-in-4bit, or raise --gpu-memory-gb."
         ) from error
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError) as error:
         reason = str(error).strip() or repr(error)
         raise InputError(f"model {info.model!r} cannot be loaded as {info.architecture}: {reason}") from error
     part = model if info.backbone == "outer" else _text_part(model, hf_config)
     _refuse_made_up_weights(model, part, report["missing_keys"], info)
     part.eval().requires_grad_(False)
     part.config.use_cache = False
-    return LayerReader(part, layer=info.layer, num_layers=info.num_layers, whole_model=info.backbone == "outer")
+    whole = info.backbone == "outer"
+    return LayerReader(part, device, layer=info.layer, num_layers=info.num_layers, whole_model=whole).eval()
 
 
 def _outer_class(hf_config: PretrainedConfig, info: ModelInfo) -> Any:

@@ -1,0 +1,102 @@
+"""The tokenize stage, from bank to committed bank, against threads that run the same tokenizer over the same texts in memory.
+
+The peer is what a careful script does: a pool of one thread a core over batches of 2,000 texts through the transformers
+tokenizer, its lists kept in memory, nothing written. Ours reads the texts from a bank and ends with a bank on disk. Both take
+turns; each side's best time counts.
+
+    python -m benchmarks.bench_tokenize [TEXTS]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from arrowbank import TokenizeConfig, tokenize
+from arrowbank.bank import BankWriter
+from arrowbank.models import load_tokenizer
+from arrowbank.plan import SHARD_ROWS
+from recipes.demo_bank import minilm
+
+TEXTS = 150_000
+BATCH = 2000
+MAX_TOKENS = 256
+LONGEST = 1000  # characters; beyond, it is data or code in quotation marks
+TURNS = 2
+GOAL = 0.85
+
+_DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
+
+
+def paragraphs(count: int) -> list[str]:
+    """Up to `count` distinct docstring paragraphs of all the Python that is installed here, found by pattern: it is quick."""
+    found: dict[str, None] = {}
+    roots = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
+    for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
+        for docstring in _DOCSTRING.findall(path.read_text("utf-8", "replace")):
+            stripped = (text.strip() for text in docstring.split("\n\n"))
+            found.update(dict.fromkeys(text for text in stripped if 0 < len(text) <= LONGEST))
+        if len(found) >= count:
+            break
+    return list(found)[:count]
+
+
+def make_texts(folder: Path, texts: list[str]) -> Path:
+    """A texts bank of `texts`, with the one column that matters here."""
+    with BankWriter(folder, kind="texts", recipe={"benchmark": len(texts)}) as bank:
+        for index, start in enumerate(range(0, len(texts), SHARD_ROWS)):
+            rows = pa.array(texts[start : start + SHARD_ROWS], pa.large_string())
+            bank.write_shard(index, pa.record_batch({"text": rows}))
+        bank.commit(rows=len(texts), card="texts of a benchmark")
+    return folder
+
+
+def seconds_of_threads(tokenizer: Any, texts: list[str]) -> float:
+    def ids(batch: list[str]) -> list[list[int]]:
+        encoded = tokenizer(batch, add_special_tokens=False, truncation=True, max_length=MAX_TOKENS)
+        lists: list[list[int]] = encoded["input_ids"]
+        return lists
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(ids, [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]))
+    return time.perf_counter() - begin
+
+
+def seconds_of_ours(folder: Path, bank: Path, model: str) -> float:
+    begin = time.perf_counter()
+    tokenize(TokenizeConfig(tokenizer=model, max_tokens=MAX_TOKENS), bank, folder / "tokens", restart=True)
+    return time.perf_counter() - begin
+
+
+def run(count: int = TEXTS) -> list[dict[str, Any]]:
+    """The rows of this benchmark's table."""
+    model, texts = minilm(), paragraphs(count)
+    tokenizer = load_tokenizer(model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bank = make_texts(folder / "texts", texts)
+        turns = [(seconds_of_ours(folder, bank, model), seconds_of_threads(tokenizer, texts)) for _ in range(TURNS)]
+    ours, threads = (len(texts) / min(times) for times in zip(*turns, strict=True))
+    row = {
+        "what": f"tokenize, {len(texts):,} texts, bank to bank, against a pool of one thread a core in memory",
+        "ours": round(ours),
+        "baseline": round(threads),
+        "ratio": ours / threads,
+        "goal": GOAL,
+        "unit": "texts/s",
+    }
+    return [row]
+
+
+if __name__ == "__main__":
+    print(run(int(sys.argv[1]) if len(sys.argv) > 1 else TEXTS))

