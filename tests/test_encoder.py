@@ -81,7 +81,7 @@ def test_what_is_left_in_flight_is_cancelled() -> None:
     cancelled: list[int] = []
     stream = in_flight(range(10), lambda item: item, lambda item: item, ahead=3, cancel=cancelled.append)
     assert next(stream) == 0
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert cancelled == [1, 2, 3]
 
     def fail(item: int) -> int:
@@ -134,21 +134,20 @@ def test_bits_do_not_depend_on_the_threads(tiny_qwen3: Path, dtype: Any, load_in
     assert len(seen) == 1
 
 
-def test_bits_do_not_depend_on_the_process(minilm: Path) -> None:
+def test_bits_do_not_depend_on_the_process(minilm: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, hashlib, numpy as np, torch\nfrom arrowbank.models import ModelConfig, load_encoder\n"
-        "torch.set_num_threads(int(sys.argv[2]))\nencoder = load_encoder(ModelConfig(model=sys.argv[1], device='cpu'))\n"
-        "draw = np.random.default_rng(0).integers\n"
-        "batches = [draw(1000, 30000, shape, dtype=np.int32) for shape in ((1, 7), (3, 7), (9, 40), (20, 100))]\n"
-        "print(hashlib.sha256(b''.join(v.tobytes() for v in encoder.encode_stream(batches))).hexdigest())\n"
+        "import sys, numpy as np, torch\nfrom arrowbank.models import ModelConfig, load_encoder\n"
+        "torch.set_num_threads(1)\nencoder = load_encoder(ModelConfig(model=sys.argv[1], device='cpu'))\n"
+        "for batch in np.load(sys.argv[2]).values(): sys.stdout.buffer.write(encoder.encode(batch).tobytes())\n"
     )
-    found = [
-        subprocess.run([sys.executable, "-c", code, str(minilm), threads], check=True, capture_output=True, text=True)
-        for threads in ("1", "2")
-    ]
-    assert found[0].stdout == found[1].stdout
-    assert len(found[0].stdout.strip()) == 64
-    assert not found[0].stderr  # neither a warning nor a bar from the libraries below
+    batches = [ids(rows, length, 30000) for rows, length in ((1, 7), (3, 7), (9, 40), (20, 100))]
+    np.savez(tmp_path / "batches.npz", *batches)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(minilm), str(tmp_path / "batches.npz")], check=True, capture_output=True
+    )
+    encoder = load_encoder(ModelConfig(model=str(minilm), device="cpu"))
+    assert found.stdout == b"".join(vectors.tobytes() for vectors in encoder.encode_stream(batches))
+    assert not found.stderr  # neither a warning nor a bar from the libraries below
 
 
 def test_long_batches_are_cut_into_passes_with_their_rows_in_order(qwen3: Encoder) -> None:
@@ -203,7 +202,7 @@ def test_each_pooling_reaches_the_vectors(tiny_bert: Path) -> None:
         hidden = reader(torch.from_numpy(batch).long()).numpy()
     expected = {"mean": hidden.mean(1), "last": hidden[:, -1], "cls": hidden[:, 0], "max": hidden.max(1)}
     for how, vectors in expected.items():
-        found = load_encoder(ModelConfig(model=str(tiny_bert), pooling=how)).encode(batch)  # type: ignore[arg-type]
+        found = load_encoder(ModelConfig(model=str(tiny_bert), pooling=how)).encode(batch)
         np.testing.assert_allclose(found, vectors, rtol=0, atol=1e-5)
 
 
@@ -232,7 +231,7 @@ def test_a_widened_linear_is_the_product_rounded_once() -> None:
 
 def test_bfloat16_products_are_widened_only_where_hardware_lacks_them(tiny_qwen3: Path) -> None:
     encoder = load_encoder(ModelConfig(model=str(tiny_qwen3), dtype="bfloat16", device="cpu"))
-    assert cpu_has_bfloat16() != any(isinstance(module, WidenedLinear) for module in encoder._reader.modules())  # type: ignore[attr-defined]
+    assert cpu_has_bfloat16() != any(isinstance(module, WidenedLinear) for module in encoder._reader.modules())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -240,7 +239,7 @@ def test_nf4(tiny_qwen3: Path, qwen3: Encoder, dtype: Any) -> None:
     pytest.importorskip("bitsandbytes")
     config = ModelConfig(model=str(tiny_qwen3), load_in_4bit=True, dtype=dtype, device="cpu")
     encoder = load_encoder(config)
-    weights = {weight.dtype for weight in encoder._reader.parameters()}  # type: ignore[attr-defined]
+    weights = {weight.dtype for weight in encoder._reader.parameters()}
     assert torch.uint8 in weights
     vectors, exact = encoder.encode(ids(6, 20)), qwen3.encode(ids(6, 20))
     cosine = (vectors * exact).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(exact, axis=1)
@@ -302,8 +301,10 @@ def drop_weights(folder: Path, *names: str) -> None:
 def test_weights_that_would_be_random_are_named(copied: Path) -> None:
     drop_weights(copied, "encoder.layer.1.output.dense.weight")
     for backbone in ("inner", "outer"):
-        with pytest.raises(InputError, match=r"1 weights that BertModel needs .*random: encoder\.layer\.1\.output\.dense\.weight"):
-            load_encoder(ModelConfig(model=str(copied), backbone=backbone))  # type: ignore[arg-type]
+        with pytest.raises(
+            InputError, match=r"1 weights that BertModel needs .*random: encoder\.layer\.1\.output\.dense\.weight"
+        ):
+            load_encoder(ModelConfig(model=str(copied), backbone=backbone))
 
 
 def test_a_checkpoint_of_another_architecture(copied: Path, tiny_qwen3: Path) -> None:
@@ -315,7 +316,7 @@ def test_a_checkpoint_of_another_architecture(copied: Path, tiny_qwen3: Path) ->
 def test_a_missing_pooler_head_does_not_matter(tiny_bert: Path, copied: Path) -> None:
     drop_weights(copied, "pooler.dense.weight", "pooler.dense.bias")
     for backbone in ("inner", "outer"):
-        found = load_encoder(ModelConfig(model=str(copied), backbone=backbone)).encode(ids(3, 5))  # type: ignore[arg-type]
+        found = load_encoder(ModelConfig(model=str(copied), backbone=backbone)).encode(ids(3, 5))
         expected = load_encoder(ModelConfig(model=str(tiny_bert))).encode(ids(3, 5))
         assert found.tobytes() == expected.tobytes()
 
@@ -330,5 +331,5 @@ def test_weights_of_other_shapes(copied: Path) -> None:
 def test_a_truncated_weight_file(copied: Path) -> None:
     content = (copied / "model.safetensors").read_bytes()
     (copied / "model.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match="cannot be loaded|not a whole safetensors file"):
+    with pytest.raises(InputError, match="cannot be loaded as BertModel"):
         load_encoder(ModelConfig(model=str(copied)))

@@ -48,7 +48,7 @@ def change_config(folder: Path, **fields: Any) -> None:
 )
 def test_config_refuses_what_no_model_takes(field: str, value: object, expected: str) -> None:
     with pytest.raises(InputError, match=expected.replace("(", r"\(")):
-        ModelConfig(**({"model": "m"} | {field: value}))  # type: ignore[arg-type]
+        ModelConfig(**({"model": "m"} | {field: value}))
 
 
 def test_importing_models_pulls_in_neither_torch_nor_transformers() -> None:
@@ -234,7 +234,12 @@ def test_roberta_embeds_positions_behind_its_pad_token(tmp_path: Path) -> None:
     from transformers import RobertaConfig, RobertaModel
 
     config = RobertaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=20
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=20,
     )
     RobertaModel(config).save_pretrained(tmp_path)
     assert describe(ModelConfig(model=str(tmp_path))).max_positions == 18
@@ -270,7 +275,9 @@ def test_a_quantised_checkpoint_is_not_quantised_again(copied: Path) -> None:
 def test_what_is_not_a_text_model(tmp_path: Path, copied: Path) -> None:
     from transformers import ViTConfig, ViTModel
 
-    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
+    )
     ViTModel(config).save_pretrained(tmp_path / "vit")
     with pytest.raises(InputError, match="vocab_size = None; expected an integer: is this a text model"):
         describe(ModelConfig(model=str(tmp_path / "vit")))
@@ -296,7 +303,9 @@ def sentence_transformers_files(folder: Path, pooling: dict[str, Any], *more: st
     kinds = ["Transformer", "Pooling", *more]
     paths = ["", *(f"{at}_{kind}" for at, kind in enumerate(kinds) if at)]
     steps = zip(kinds, paths, strict=True)
-    modules = [{"idx": at, "path": path, "type": f"sentence_transformers.models.{kind}"} for at, (kind, path) in enumerate(steps)]
+    modules = [
+        {"idx": at, "path": path, "type": f"sentence_transformers.models.{kind}"} for at, (kind, path) in enumerate(steps)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))

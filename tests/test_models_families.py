@@ -50,7 +50,14 @@ CLIP = {
 }
 MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}}
 T5 = {"vocab_size": 256, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4}
-BART = {"vocab_size": 256, "d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+BART = {
+    "vocab_size": 256,
+    "d_model": 32,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
 BART_HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -60,7 +67,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)),
     "qwen3, tied": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**GROUPED, tie_word_embeddings=True)),
     "qwen3.5 text": lambda: tf.Qwen3_5ForCausalLM(tf.Qwen3_5TextConfig(**LINEAR)),
-    "qwen3.5 vision": lambda: tf.Qwen3_5ForConditionalGeneration(tf.Qwen3_5Config(text_config=LINEAR, vision_config=QWEN_VISION)),
+    "qwen3.5 vision": lambda: tf.Qwen3_5ForConditionalGeneration(
+        tf.Qwen3_5Config(text_config=LINEAR, vision_config=QWEN_VISION)
+    ),
     "qwen3-next": lambda: tf.Qwen3NextForCausalLM(
         tf.Qwen3NextConfig(**LINEAR, **EXPERTS, num_experts=4, shared_expert_intermediate_size=16)
     ),

@@ -25,7 +25,10 @@ def copied(bpe_tokenizer: Path, tmp_path: Path) -> Path:
 def test_ids_are_the_rust_tokenizers(bpe_tokenizer: Path) -> None:
     tokenizer = load_tokenizer(str(bpe_tokenizer))
     assert tokenizer.is_fast
-    assert tokenizer.backend_tokenizer.encode(TEXT).ids == Tokenizer.from_file(str(bpe_tokenizer / "tokenizer.json")).encode(TEXT).ids
+    assert (
+        tokenizer.backend_tokenizer.encode(TEXT).ids
+        == Tokenizer.from_file(str(bpe_tokenizer / "tokenizer.json")).encode(TEXT).ids
+    )
 
 
 def test_a_folder_with_only_tokenizer_json(copied: Path) -> None:

@@ -139,7 +139,9 @@ def text_part(hf_config: PretrainedConfig) -> PretrainedConfig:
         encoder = getattr(hf_config, "encoder", None)
         return hf_config.get_text_config(encoder=True) if encoder is None else encoder.get_text_config()
     except ValueError as error:
-        raise InputError(f"model of type {hf_config.model_type!r}: which part of it reads text is not clear: {error}") from error
+        raise InputError(
+            f"model of type {hf_config.model_type!r}: which part of it reads text is not clear: {error}"
+        ) from error
 
 
 def _number(text_config: PretrainedConfig, name: str, folder: Path) -> int:

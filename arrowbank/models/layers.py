@@ -1,9 +1,9 @@
 """The hidden states of one layer out of any transformers model, without running what lies above it.
 
-For most models `hidden_states[i]` is what goes into block i (0: the embeddings), and the last of them what comes out of the model
-after its final norm. So below the last, a hook before block i takes its input and ends the pass there, and the blocks above
-are let go. A model that counts otherwise, or whose blocks are not found (shared or nested ones), is run whole and asked for all its
-states: which of the two it is, is tried out on a few tokens when the model is loaded.
+For most models `hidden_states[i]` is what goes into block i (0: the embeddings), and the last of them what comes out of the
+model after its final norm. So below the last, a hook before block i takes its input and ends the pass there, and the blocks
+above are let go. A model that counts otherwise, or whose blocks are not found (shared or nested ones), is run whole and asked
+for all its states: which of the two it is, is tried out on a few tokens when the model is loaded.
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""The README and FORMAT.md are run and held against the program: what they show works as written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arrowbank.cli import VERBS, main
+
+ROOT = Path(__file__).parents[1]
+MODEL = "Qwen/Qwen3-4B"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.fixture
+def built(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The README's bank, made by its own command in a folder of its own; a tiny model takes the big one's place."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
+    (tmp_path / MODEL).symlink_to(tiny_qwen3)
+    episode = {"query": "Where does Ada live?", "candidates": [{"text": "Ada lives in Lisbon."}]}
+    for split in ("train", "eval"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(episode | {"split": split}) + "\n")
+    (command,) = blocks("README.md", "bash")
+    assert main(shlex.split(command)[1:]) == 0
+    return tmp_path / "router"
+
+
+def test_the_readmes_example_runs_as_written(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened, plain = blocks("README.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(opened, "README.md", "exec"), names)
+    assert capsys.readouterr().out.splitlines()[-1] == "(2, 32) float16"
+    vectors = names["vectors"]
+    assert isinstance(vectors, np.ndarray)
+    assert (vectors.shape, vectors.dtype) == ((1, 32), np.float16)
+    exec(compile(plain, "README.md", "exec"), names)
+    first, matrix = names["first"], names["matrix"]
+    assert isinstance(first, np.ndarray)
+    assert isinstance(matrix, np.ndarray)
+    assert first.dtype == matrix.dtype == np.float16
+    assert np.array_equal(first, matrix[0])
+    assert np.array_equal(first, vectors[0])
+
+
+def test_the_cards_snippet_runs(built: Path) -> None:
+    card = (built / "features" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code.replace("path/to/this/folder", str(built / "features")), "card", "exec"), names)
+    assert isinstance(names["matrix"], np.ndarray)
+    assert names["matrix"].shape == (2, 32)
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for verbs in VERBS.values():
+        for verb in verbs:
+            assert f"`arrowbank {verb.__name__}`" in text
+
+
+def test_the_format_page_names_every_file_and_column_of_a_real_bank(built: Path) -> None:
+    page = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
+    for part in ("texts", "tokens", "features"):
+        for path in (built / part).iterdir():
+            assert f"`{path.name}`" in page
+        info = json.loads((built / part / "dataset_info.json").read_text())
+        (row,) = re.findall(rf"^\| `{part}` \| (.*) \|$", page, flags=re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == list(info["features"])
+    manifest = json.loads((built / "features" / "manifest.json").read_text())
+    for name in ("format_version", "train_sha256", "eval_sha256", "model_path", "max_key_tokens", "hidden_size", "text_count"):
+        assert name in manifest
+        assert f"`{name}`" in page
