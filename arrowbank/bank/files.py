@@ -99,8 +99,8 @@ def publish_json(path: Path, value: object) -> str:
     return publish_bytes(path, json_bytes(value))
 
 
-def json_bytes(value: object) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+def json_bytes(value: object, *, sort_keys: bool = True) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n").encode()
 
 
 def sync_folder(folder: Path) -> None:

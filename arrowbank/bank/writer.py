@@ -313,7 +313,7 @@ class BankWriter:
     def _write_commit(self, shards: list[str], card: str) -> None:
         with pa.memory_map(str(self.folder / shards[0])) as source, pa.ipc.open_stream(source) as stream:
             info = dataset_info(stream.schema)
-        for name, data in ((INFO, json_bytes(info)), (CARD, card.encode())):
+        for name, data in ((INFO, json_bytes(info, sort_keys=False)), (CARD, card.encode())):
             sha256 = publish_bytes(self.folder / name, data)
             self.receipts[name] = Receipt(name=name, rows=None, bytes=len(data), sha256=sha256, plan_digest=self.plan_digest)
         sweep_temporaries(self.folder)
