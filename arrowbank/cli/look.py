@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.make import ENCODE_NAMES, encode_config, subset
 from arrowbank.cli.show import progress_for
+from arrowbank.cli.spread import spread
 
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")]
 CHECK_FAILED = 1
 
 
+@spread
 def verify(
     bank: BankFolder,
+    common: o.Common,
     quick: Annotated[bool, typer.Option("--quick", help="Only sizes and row counts.")] = False,
-    json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Prove a bank: hashes, types, keys, finite vectors of norm 1, and that the mirror equals the shards. Exit code 1 if not.
 
@@ -28,8 +28,8 @@ def verify(
     """
     from arrowbank.bank.verify import verify as run
 
-    checks = run(bank, quick=quick, progress=progress_for(json))
-    if json:
+    checks = run(bank, quick=quick, progress=progress_for(common.json))
+    if common.json:
         _print_json({"phase": "done", "ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
     else:
         for check in checks:
@@ -38,7 +38,8 @@ def verify(
         raise typer.Exit(CHECK_FAILED)
 
 
-def info(folder: Annotated[str, typer.Argument(metavar="BANK")], json: o.Json = False, debug: o.Debug = False) -> None:
+@spread
+def info(folder: Annotated[str, typer.Argument(metavar="BANK", help="Any folder of ours.")], common: o.Common) -> None:
     """Say what a folder holds, how far it is, and what to run next.
 
     Example: arrowbank info router/features
@@ -46,36 +47,22 @@ def info(folder: Annotated[str, typer.Argument(metavar="BANK")], json: o.Json = 
     from arrowbank.bank.info import describe_folder
 
     facts = describe_folder(folder)
-    if json:
+    if common.json:
         _print_json(facts)
         return
     for name, value in facts.items():
         print(f"{name.replace('_', ' '):18} {_plain(value)}")
 
 
+@spread
 def estimate(
     tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made.")],
-    model: o.Model = None,
-    encoder: o.EncoderSpec = None,
+    what: o.EncodeOptions,
+    common: o.Common,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the bank would lie (for the disk's room).")] = ".",
-    pooling: o.Pooling = "auto",
-    layer: o.Layer = -1,
-    no_normalize: o.NoNormalize = False,
-    backbone: o.Backbone = "inner",
-    dtype: o.Dtype = "auto",
-    load_in_4bit: o.LoadIn4bit = False,
-    max_batch: o.MaxBatch = 128,
-    token_budget: o.TokenBudget = 8192,
-    shard_rows: o.ShardRows = 65_536,
-    limit: o.Limit = None,
-    no_mirror: o.NoMirror = False,
     trust_remote_code: o.TrustRemoteCode = False,
     texts: o.TextsFolder = None,
-    device: o.Device = "auto",
-    gpu_memory_gb: o.GpuMemory = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Do not load the model to time a few batches.")] = False,
-    json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Bytes, forward passes and time of an encode, before it runs. Exit code 1 if the disk has not the room.
 
@@ -84,9 +71,9 @@ def estimate(
     from arrowbank.bank.files import human_bytes
     from arrowbank.encoding.estimate import estimate as run
 
-    config = encode_config(**subset(locals(), ENCODE_NAMES))
-    found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(json))
-    if json:
+    config = what.config(trust_remote_code=trust_remote_code)
+    found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(common.json))
+    if common.json:
         _print_json({**asdict(found), "total_bytes": found.total_bytes, "fits": found.fits})
     else:
         print(f"rows             {found.rows:,} ({found.tokens:,} tokens), vectors of width {found.hidden_size:,}")
@@ -100,12 +87,12 @@ def estimate(
         raise typer.Exit(CHECK_FAILED)
 
 
+@spread
 def compare(
     a: Annotated[str, typer.Argument(metavar="A")],
     b: Annotated[str, typer.Argument(metavar="B")],
+    common: o.Common,
     min_cosine: Annotated[float | None, typer.Option("--min-cosine", help="Exit code 1 if any text's cosine is lower.")] = None,
-    json: o.Json = False,
-    debug: o.Debug = False,
 ) -> None:
     """Compare the vectors of the texts that two feature banks share.
 
@@ -114,7 +101,7 @@ def compare(
     from arrowbank.comparison import compare as run
 
     found = run(a, b)
-    if json:
+    if common.json:
         _print_json(asdict(found))
     else:
         print(f"shared texts         {found.shared:,} of {found.rows[0]:,} and {found.rows[1]:,}")
@@ -126,11 +113,11 @@ def compare(
         raise typer.Exit(CHECK_FAILED)
 
 
+@spread
 def lookup(
     bank: BankFolder,
     text: Annotated[list[str], typer.Argument(metavar="TEXT...")],
-    json: o.Json = False,
-    debug: o.Debug = False,
+    common: o.Common,
 ) -> None:
     """Print the row and the vector of a text. Exit code 1 if one is not in the bank.
 
@@ -142,7 +129,7 @@ def lookup(
     rows = [int(row) for row in opened.rows(text)]
     for one, row in zip(text, rows, strict=True):
         vector = opened.take([row])[0].tolist() if row >= 0 else None
-        if json:
+        if common.json:
             _print_json({"text": one, "row": row, "vector": vector})
         elif vector is None:
             print(f"absent  {one!r}")
@@ -153,7 +140,7 @@ def lookup(
 
 
 def _print_json(value: Any) -> None:
-    print(json_module.dumps(value, ensure_ascii=False), flush=True)
+    print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def _plain(value: object) -> str:

@@ -1,113 +1,192 @@
-"""The options that several verbs share: one declaration each, so that they mean and say the same everywhere."""
+"""The options of the verbs, in groups that several verbs share: one declaration each, so that they mean and say the same."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from arrowbank.errors import InputError
 
+if TYPE_CHECKING:
+    from arrowbank.corpus.scan import ScanConfig
+    from arrowbank.corpus.tokenize import TokenizeConfig
+    from arrowbank.encoding import EncodeConfig
+    from arrowbank.encoding import RunOptions as Run
+
 BUILD = "What is in the bank"
 RUN = "How it is made"
+DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON event a line on standard output.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+def _build(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=BUILD, **settings)
+
+
+def _run(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=RUN, **settings)
+
+
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="The bank's folder.")]
-Restart = Annotated[
-    bool, typer.Option("--restart", help="Throw away what the folder holds and begin again.", rich_help_panel=RUN)
-]
+Restart = Annotated[bool, _run("--restart", help="Throw away what the folder holds and begin again.")]
+Tokenizer = Annotated[str | None, _build("--tokenizer", metavar="M", help="A folder or hub name. Default: the model's.")]
+NumProc = Annotated[int | None, _run("--num-proc", help="Processes that tokenize. Default: one a core.")]
+TextsFolder = Annotated[str | None, _run("--texts", metavar="DIR", help="The texts bank, if it was moved.")]
+TrustRemoteCode = Annotated[bool, _build("--trust-remote-code", help="Run code that comes with the model.")]
+WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This job's part in a job array.")]
 
-Source = Annotated[
-    list[str],
-    typer.Option(
-        "--source",
-        metavar="NAME=PATH",
-        help="A split and its file or folder; repeat it. .jsonl (.gz, .zst), Parquet, Arrow, saved dataset.",
-    ),
-]
-Field = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--field",
-        metavar="KIND=PATH",
-        help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates[].text",
-    ),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="A query or text that is not a string is an error, not skipped.")]
-OnBadLine = Annotated[str, typer.Option("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")]
-Onto = Annotated[
-    str | None, typer.Option("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
-]
 
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="M", help="A folder or hub name. Default: the model's.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens kept of a text.")]
-SpecialTokens = Annotated[bool, typer.Option("--special-tokens", help="Add the tokenizer's special tokens.")]
-OnLong = Annotated[str, typer.Option("--on-long", metavar="truncate|error", help="What a text of more tokens does.")]
-Prompt = Annotated[str, typer.Option("--prompt", help="Put before every text.")]
-NumProc = Annotated[
-    int | None, typer.Option("--num-proc", help="Processes that tokenize. Default: one a core.", rich_help_panel=RUN)
-]
+@dataclass
+class Common:
+    """What every verb takes."""
 
-Model = Annotated[
-    str | None, typer.Option("--model", metavar="M", help="A folder or hub name; safetensors only.", rich_help_panel=BUILD)
-]
-EncoderSpec = Annotated[
-    str | None,
-    typer.Option(
-        "--encoder", metavar="MODULE:FACTORY", help="An encoder of your own instead of --model.", rich_help_panel=BUILD
-    ),
-]
-Pooling = Annotated[
-    str,
-    typer.Option(
-        "--pooling", metavar="auto|mean|last|cls|max", help="auto: the model's own, else mean.", rich_help_panel=BUILD
-    ),
-]
-Layer = Annotated[
-    int, typer.Option("--layer", help="Hidden state that is pooled: 0 the embeddings, -1 the last.", rich_help_panel=BUILD)
-]
-NoNormalize = Annotated[bool, typer.Option("--no-normalize", help="Keep the vectors' length.", rich_help_panel=BUILD)]
-Backbone = Annotated[
-    str, typer.Option("--backbone", metavar="inner|outer", help="Without or with the LM head.", rich_help_panel=BUILD)
-]
-Dtype = Annotated[
-    str,
-    typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.", rich_help_panel=BUILD),
-]
-LoadIn4bit = Annotated[bool, typer.Option("--load-in-4bit", help="bitsandbytes NF4.", rich_help_panel=BUILD)]
-MaxBatch = Annotated[int, typer.Option("--max-batch", help="Rows a forward pass.", rich_help_panel=BUILD)]
-TokenBudget = Annotated[int, typer.Option("--token-budget", help="Tokens a forward pass.", rich_help_panel=BUILD)]
-ShardRows = Annotated[int, typer.Option("--shard-rows", help="Rows a shard (at most 1 GiB of vectors).", rich_help_panel=BUILD)]
-NoMirror = Annotated[
-    bool, typer.Option("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.", rich_help_panel=BUILD)
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", help="Only the first N rows: a trial, never committed.", rich_help_panel=BUILD)
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=BUILD)
-]
+    json: Annotated[bool, typer.Option("--json", help="One JSON event a line on standard output.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
-TextsFolder = Annotated[
-    str | None, typer.Option("--texts", metavar="DIR", help="The texts bank, if it was moved.", rich_help_panel=RUN)
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …", rich_help_panel=RUN)]
-GpuMemory = Annotated[
-    float | None, typer.Option("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.", rich_help_panel=RUN)
-]
-RowRange = Annotated[
-    str | None, typer.Option("--rows", metavar="A:B", help="Only the shards that hold these rows.", rich_help_panel=RUN)
-]
-ShardList = Annotated[
-    str | None, typer.Option("--shards", metavar="LIST", help="Only these shards: 3,7-9.", rich_help_panel=RUN)
-]
-Engine = Annotated[str, typer.Option("--engine", metavar="local|ray", help="Where workers run.", rich_help_panel=RUN)]
-Workers = Annotated[int | None, typer.Option("--workers", help="Processes. Default: one a GPU, or one.", rich_help_panel=RUN)]
-WorkerPart = Annotated[
-    str | None, typer.Option("--worker", metavar="I/N", help="This job's part in a job array.", rich_help_panel=RUN)
-]
-RayAddress = Annotated[str | None, typer.Option("--ray-address", help="A cluster; default a local Ray.", rich_help_panel=RUN)]
+
+@dataclass
+class ScanOptions:
+    """What decides a texts bank."""
+
+    source: Annotated[
+        list[str],
+        _build(
+            "--source",
+            metavar="NAME=PATH",
+            help="A split and its file or folder; repeat it. .jsonl (.gz, .zst), Parquet, Arrow, saved dataset.",
+        ),
+    ]
+    field: Annotated[
+        list[str] | None,
+        _build(
+            "--field",
+            metavar="KIND=PATH",
+            help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates\\[].text",
+        ),
+    ] = None
+    strict: Annotated[bool, _build("--strict", help="A query or text that is not a string is an error, not skipped.")] = False
+    on_bad_line: Annotated[str, _build("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")] = (
+        "error"
+    )
+    onto: Annotated[
+        str | None, _build("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
+    ] = None
+
+    def config(self) -> ScanConfig:
+        from arrowbank.corpus.scan import ScanConfig
+
+        return ScanConfig(
+            sources=pairs("--source", self.source),
+            fields=pairs("--field", self.field) or DEFAULT_FIELDS,
+            strict=self.strict,
+            on_bad_line=self.on_bad_line,  # type: ignore[arg-type]  # checked there
+            onto=self.onto,
+        )
+
+
+@dataclass
+class TokenizeOptions:
+    """What decides a tokens bank, beside the tokenizer."""
+
+    max_tokens: Annotated[int, _build("--max-tokens", help="Tokens kept of a text.")] = 256
+    special_tokens: Annotated[bool, _build("--special-tokens", help="Add the tokenizer's special tokens.")] = False
+    on_long: Annotated[str, _build("--on-long", metavar="truncate|error", help="What a text of more tokens does.")] = "truncate"
+    prompt: Annotated[str, _build("--prompt", help="Put before every text.")] = ""
+
+    def config(self, tokenizer: str, *, trust_remote_code: bool) -> TokenizeConfig:
+        from arrowbank.corpus.tokenize import TokenizeConfig
+
+        return TokenizeConfig(
+            tokenizer=tokenizer,
+            max_tokens=self.max_tokens,
+            special_tokens=self.special_tokens,
+            on_long=self.on_long,
+            prompt=self.prompt,
+            trust_remote_code=trust_remote_code,
+        )
+
+
+@dataclass
+class EncodeOptions:
+    """What decides a feature bank, beside its tokens, and where the model runs."""
+
+    model: Annotated[str | None, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")] = None
+    encoder: Annotated[
+        str | None, _build("--encoder", metavar="MODULE:FACTORY", help="An encoder of your own instead of --model.")
+    ] = None
+    pooling: Annotated[str, _build("--pooling", metavar="auto|mean|last|cls|max", help="auto: the model's own, else mean.")] = (
+        "auto"
+    )
+    layer: Annotated[int, _build("--layer", help="Hidden state that is pooled: 0 the embeddings, -1 the last.")] = -1
+    no_normalize: Annotated[bool, _build("--no-normalize", help="Keep the vectors' length.")] = False
+    backbone: Annotated[str, _build("--backbone", metavar="inner|outer", help="Without or with the LM head.")] = "inner"
+    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
+        "auto"
+    )
+    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
+    max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
+    token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
+    shard_rows: Annotated[int, _build("--shard-rows", help="Rows a shard (at most 1 GiB of vectors).")] = 65_536
+    limit: Annotated[int | None, _build("--limit", help="Only the first N rows: a trial, never committed.")] = None
+    no_mirror: Annotated[bool, _build("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.")] = False
+    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
+    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
+        None
+    )
+
+    def config(self, *, trust_remote_code: bool) -> EncodeConfig:
+        from arrowbank.encoding import EncodeConfig
+        from arrowbank.models import ModelConfig
+        from arrowbank.plan import BatchRules
+
+        model = None
+        if self.model:
+            model = ModelConfig(
+                model=self.model,
+                pooling=self.pooling,  # type: ignore[arg-type]  # these three are checked there
+                layer=self.layer,
+                backbone=self.backbone,  # type: ignore[arg-type]
+                dtype=self.dtype,  # type: ignore[arg-type]
+                load_in_4bit=self.load_in_4bit,
+                gpu_memory_gb=self.gpu_memory_gb,
+                device=self.device,
+                trust_remote_code=trust_remote_code,
+            )
+        return EncodeConfig(
+            model=model,
+            encoder=self.encoder,
+            rules=BatchRules(max_batch=self.max_batch, token_budget=self.token_budget),
+            normalize=not self.no_normalize,
+            shard_rows=self.shard_rows,
+            limit=self.limit,
+            mirror=not self.no_mirror,
+        )
+
+
+@dataclass
+class RunOptions:
+    """Which part of a feature bank is made, and by whom."""
+
+    rows: Annotated[str | None, _run("--rows", metavar="A:B", help="Only the shards that hold these rows.")] = None
+    shards: Annotated[str | None, _run("--shards", metavar="LIST", help="Only these shards: 3,7-9.")] = None
+    engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
+    workers: Annotated[int | None, _run("--workers", help="Processes. Default: one a GPU, or one.")] = None
+    ray_address: Annotated[str | None, _run("--ray-address", help="A cluster; default a local Ray.")] = None
+    restart: Restart = False
+
+    def options(self, worker: str | None = None) -> Run:
+        from arrowbank.encoding import RunOptions as Run
+
+        return Run(
+            engine=self.engine,
+            workers=self.workers,
+            worker=worker_part(worker),
+            ray_address=self.ray_address,
+            rows=row_range(self.rows),
+            shards=shard_list(self.shards),
+            restart=self.restart,
+        )
 
 
 def pairs(option: str, values: list[str] | None) -> tuple[tuple[str, str], ...]:

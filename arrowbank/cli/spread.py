@@ -1,0 +1,44 @@
+"""Options that verbs share, as dataclasses: a verb takes one as an argument, and Typer sees its fields as options of the verb."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+
+def spread(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb whose dataclass parameters are replaced by their fields; it builds the dataclasses again when it is called."""
+    parameters = inspect.signature(verb, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        name: parameter.annotation for name, parameter in parameters.items() if dataclasses.is_dataclass(parameter.annotation)
+    }
+
+    @functools.wraps(verb)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        verb(**given)
+
+    shown = [parameter for name, parameter in parameters.items() if name not in groups]
+    shown += [parameter for group in groups.values() for parameter in _parameters(group)]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
+    )
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return run
+
+
+def _parameters(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]
