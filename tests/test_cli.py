@@ -1,7 +1,8 @@
-"""The command line as a person and as a program use it: real banks from a tiny model, exit codes, events, and errors without tracebacks."""
+"""The command line as a person and as a program use it: real banks, exit codes, events, and errors without tracebacks."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -169,6 +170,27 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = run("info", str(tmp_path / "absent"), "--debug")
     assert done.returncode != 0
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
+def test_a_local_ray_is_started_and_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    argv = ["encode", str(built / "tokens"), "--encoder", "tests.banks:TableEncoder", "--shard-rows", "20", "--out"]
+    assert main([*argv, str(tmp_path / "local")]) == 0
+    done = run(*argv, str(tmp_path / "ray"), "--engine", "ray", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert tree_bytes(tmp_path / "ray") == tree_bytes(tmp_path / "local")
+
+
+def test_without_ray_the_engine_says_what_to_install(built: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['ray'] = None; from arrowbank.cli import main; sys.exit(main(sys.argv[1:]))"
+    argv = ["encode", str(built / "tokens"), "--encoder", "tests.banks:TableEncoder", "--engine", "ray", "--out", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'arrowbank[ray]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_interrupt_says_how_to_go_on(built: Path, tmp_path: Path) -> None:

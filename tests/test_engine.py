@@ -94,7 +94,7 @@ def ray_running() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _ray_where_needed(request: pytest.FixtureRequest) -> None:
-    if "ray" in request.node.name and "started" not in request.node.name:
+    if "[ray" in request.node.name:
         request.getfixturevalue("ray_running")
 
 

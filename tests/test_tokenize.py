@@ -336,15 +336,15 @@ def test_killed_while_processes_work_and_run_again_with_another_number(
 def test_a_worker_that_dies_is_an_error_and_finished_shards_are_kept(
     tmp_path: Path, wordpiece_tokenizer: Path, tree_bytes: Callable[[Path], dict[str, str]]
 ) -> None:
-    texts, out = tiny.texts(24_000), tmp_path / "tokens"
+    texts, out = tiny.texts(12_000), tmp_path / "tokens"
     bank = tiny.save_texts_bank(tmp_path / "texts", texts)
     config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), shard_rows=4000)
     tokenize(config, bank, tmp_path / "whole")
-    with pytest.raises(WorkerDied, match=r"a tokenizer process died on rows (4000|8000|12000|16000|20000)–\d+999"):
+    with pytest.raises(WorkerDied, match=r"a tokenizer process died on rows (4000|8000)–\d+999"):
         tokenize(config, bank, out, num_proc=2, progress=Assassin())
     done = [path.name for path in sorted(out.glob("data-*"))]
     assert done == [f"data-{i:05d}.arrow" for i in range(len(done))]
-    assert 1 <= len(done) < 6
+    assert 1 <= len(done) < 3
     tokenize(config, bank, out, num_proc=2)
     assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
 
