@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from arrowbank import TokenizeConfig, tokenize
 from arrowbank.bank import BankWriter
+from arrowbank.demo import minilm
 from arrowbank.models import load_tokenizer
 from arrowbank.plan import SHARD_ROWS
-from recipes.demo_bank import minilm
 
 TEXTS = 150_000
 BATCH = 2000

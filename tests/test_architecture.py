@@ -28,9 +28,10 @@ LAYERS = {
     "engine": 2,
     "models": 2,
     "building": 4,  # scan, tokenize and encode in one: the only place beside the command line that knows several stages
-    "cli": 5,
-    "__main__": 6,
-    "": 7,  # arrowbank/__init__.py names everything, lazily
+    "demo": 5,
+    "cli": 6,
+    "__main__": 7,
+    "": 8,  # arrowbank/__init__.py names everything, lazily
 }
 STAGE = 3
 FRIENDS = {("bank", "plan"), ("__main__", "")}  # same layer, and one way only

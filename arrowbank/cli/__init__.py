@@ -24,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
 }

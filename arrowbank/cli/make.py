@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import showing
+from arrowbank.cli.show import done_event, progress_for, showing
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
@@ -108,6 +108,25 @@ def build(
     with showing(common.json) as (progress, end):
         manifest = run(config, out, options=how.options(), num_proc=num_proc, progress=progress)
         end(manifest, _encoded(str(Path(out) / "features"), manifest))
+
+
+@spread
+def demo(
+    common: o.Common,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The demo's folder.")] = "demo_bank",
+    episodes: Annotated[int | None, typer.Option("--episodes", help="How many episodes. Default: 2,400.")] = None,
+) -> None:
+    """Build a real bank from the docstrings of this Python with a real sentence encoder, and query it.
+
+    Example: arrowbank demo --out demo_bank
+    """
+    from arrowbank import demo as module
+
+    progress = progress_for(common.json)
+    say = progress.message if common.json else print  # standard output is for events then
+    manifest = module.run(Path(out), episodes=episodes or module.EPISODES, progress=progress, say=say)
+    if common.json:
+        done_event(manifest)
 
 
 def _encoded(out: str, manifest: dict[str, Any]) -> str:

@@ -63,11 +63,15 @@ class ScanConfig:
         for option, pairs in (("--source", self.sources), ("--field", self.fields)):
             for name, value in pairs:
                 if not name or not value or name != name.strip():
-                    raise InputError(f"{option} {name}={value}: a name and a value are needed on either side of the equals sign.")
+                    raise InputError(
+                        f"{option} {name}={value}: a name and a value are needed on either side of the equals sign."
+                    )
         for _, path in self.fields:
             parse_path(path)
         if len(set(self.fields)) < len(self.fields):
-            raise InputError(f"--field: one field is given twice in {', '.join(f'{kind}={path}' for kind, path in self.fields)}.")
+            raise InputError(
+                f"--field: one field is given twice in {', '.join(f'{kind}={path}' for kind, path in self.fields)}."
+            )
         if len({kind for kind, _ in self.fields}) > 255:
             raise InputError("--field: more than 255 kinds.")
         if self.on_bad_line not in ("error", "skip"):
@@ -125,7 +129,9 @@ def _old_bank(onto: str | None, out: Path) -> Bank | None:
     if onto is None:
         return None
     if Path(onto).resolve() == out.resolve():
-        raise InputError(f"--onto {onto}: is the folder to be written, too. Give --out another one: the old bank stays as it is.")
+        raise InputError(
+            f"--onto {onto}: is the folder to be written, too. Give --out another one: the old bank stays as it is."
+        )
     old = open_bank(onto)
     if old.kind != "texts":
         raise InputError(f"--onto {onto}: a bank of {old.kind}. Give a bank of texts, one that scan has made.")
@@ -193,7 +199,9 @@ def _take_over(old: Bank, bank: BankWriter, keys: KeyTable) -> None:
     for index, (name, batch) in enumerate(zip(old.shard_names, old.shards(), strict=True)):
         path, wanted = old.folder / name, entries[name]["sha256"]
         if sha256_of(path) != wanted:
-            raise CorruptBank(f"{path}: its bytes are not those that were committed (sha256 differs). Restore the file from a copy.")
+            raise CorruptBank(
+                f"{path}: its bytes are not those that were committed (sha256 differs). Restore the file from a copy."
+            )
         if not keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32)).all():
             raise CorruptBank(f"{path}: has a key that an earlier row has. Scan the old bank again.")
         bank.adopt_shard(index, path, rows=batch.num_rows, sha256=wanted)
@@ -230,9 +238,7 @@ def _read(
         rows.shards.finish()
 
 
-def _blocks(
-    sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules
-) -> Iterator[tuple[_Origin, bytes | Extract]]:
+def _blocks(sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules) -> Iterator[tuple[_Origin, bytes | Extract]]:
     number = 0
     for source in sources:
         for file in source.files:
@@ -277,7 +283,9 @@ def _manifest_fields(
         )
     counts = msgspec.to_builtins(rows.counts) | {"duplicates": rows.counts.texts_seen - rows.shards.rows}
     hashes = {
-        f"{name}_sha256": joint_sha256([prints[file.path].sha256 for source in sources if source.name == name for file in source.files])
+        f"{name}_sha256": joint_sha256(
+            [prints[file.path].sha256 for source in sources if source.name == name for file in source.files]
+        )
         for name in rows.names
     }
     old_hashes = {f"{entry['name']}_sha256": before[f"{entry['name']}_sha256"] for entry in before.get("sources", ())}

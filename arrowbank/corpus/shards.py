@@ -137,4 +137,6 @@ def _names_column(names: Sequence[str], codes: npt.NDArray[Any]) -> pa.Array:
     encoded = [name.encode() for name in names]
     ends = np.cumsum(np.array([len(name) for name in encoded], np.int32)[codes], dtype=np.int32)
     data = b"".join([encoded[code] for code in codes.tolist()])
-    return pa.StringArray.from_buffers(len(codes), pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32)), pa.py_buffer(data))
+    return pa.StringArray.from_buffers(
+        len(codes), pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32)), pa.py_buffer(data)
+    )

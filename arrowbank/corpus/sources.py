@@ -75,7 +75,9 @@ def _files_at(name: str, path: Path) -> list[SourceFile]:
     file = _classify(path, (*LINES, *TABLES))
     if file is None:
         if path.exists():
-            raise InputError(f"{path} (source {name!r}): not a kind of file that scan reads. It reads {KNOWN}, and saved datasets.")
+            raise InputError(
+                f"{path} (source {name!r}): not a kind of file that scan reads. It reads {KNOWN}, and saved datasets."
+            )
         raise InputError(f"{path} (source {name!r}): no such file. Give the path of an episode file or folder.")
     return [file]
 
@@ -99,7 +101,9 @@ def _files_in(name: str, folder: Path) -> list[SourceFile]:
             f"Give one of them, such as {folder / (splits or ['train'])[0]}."
         )
     if (folder / "manifest.json").is_file() or (folder / "dataset_info.json").is_file():
-        raise InputError(f"{folder} (source {name!r}): a dataset that is not whole (no state.json). Finish it, or give another.")
+        raise InputError(
+            f"{folder} (source {name!r}): a dataset that is not whole (no state.json). Finish it, or give another."
+        )
     files = [_classify(path, IN_FOLDERS) for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] not in "._"]
     found = [file for file in files if file]
     if not found:
@@ -156,7 +160,9 @@ def identity_of(path: Path, file: BinaryIO | io.FileIO) -> tuple[int, ...]:
     """Device, inode, bytes and time of change of an open file. InputError if it cannot be read twice."""
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path}: not a regular file. It has to be read twice, for its hash and for its texts: save it as a file.")
+        raise InputError(
+            f"{path}: not a regular file. It has to be read twice, for its hash and for its texts: save it as a file."
+        )
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -208,9 +214,13 @@ def line_blocks(file: SourceFile, known: Print, size: int) -> Iterator[tuple[byt
                 yield (block.removeprefix(BOM) if done == 0 else block), position - done
                 done = position
         except EOFError:
-            raise InputError(f"{file.path}: cut off: the compressed data end in the middle. Copy or make the file again.") from None
+            raise InputError(
+                f"{file.path}: cut off: the compressed data end in the middle. Copy or make the file again."
+            ) from None
         except _Damaged as error:
-            raise InputError(f"{file.path}: not readable as {file.compression} data ({error}). Copy or make it again.") from None
+            raise InputError(
+                f"{file.path}: not readable as {file.compression} data ({error}). Copy or make it again."
+            ) from None
 
 
 class _Damaged(Exception):

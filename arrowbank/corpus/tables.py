@@ -179,7 +179,13 @@ def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return any(
         is_one(kind)
-        for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+        for is_one in (
+            types.is_list,
+            types.is_large_list,
+            types.is_fixed_size_list,
+            types.is_list_view,
+            types.is_large_list_view,
+        )
     )
 
 
