@@ -30,8 +30,8 @@ MAX_TOKENS = 256
 BATCH_SIZES = (32, 128)
 GOALS = {"float32": 1.8, "bfloat16": 2.0}
 MIN_COSINE = 0.99999
-TURNS = 2
-LONGEST_TURN = 60.0  # seconds of the baseline; a CPU without bfloat16 instructions gets fewer texts
+TURNS = 3
+LONGEST_TURN = 40.0  # seconds of the baseline; a CPU without bfloat16 instructions gets fewer texts
 
 Vectors = npt.NDArray[np.float32]
 

@@ -192,7 +192,7 @@ def test_a_second_writer_is_told_who_holds_the_bank(tmp_path: Path) -> None:
         holder.join()
         write(tmp_path / "bank")  # the dead hold nothing
     finally:
-        leave.set()
+        holder.kill()
         holder.join()
     assert len(open_bank(tmp_path / "bank")) == 12
 

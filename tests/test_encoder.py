@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -311,6 +312,39 @@ def test_a_checkpoint_of_another_architecture(copied: Path, tiny_qwen3: Path) ->
     shutil.copy(tiny_qwen3 / "model.safetensors", copied)
     with pytest.raises(InputError, match="not in its checkpoint"):
         load_encoder(ModelConfig(model=str(copied)))
+
+
+def test_auto_map_without_trust_is_ignored(tiny_qwen3: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_qwen3, tmp_path / "mapped"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "own.Own"}}))
+    for backbone in ("inner", "outer"):
+        found = load_encoder(ModelConfig(model=str(folder), backbone=backbone)).encode(ids(3, 5))
+        expected = load_encoder(ModelConfig(model=str(tiny_qwen3), backbone=backbone)).encode(ids(3, 5))
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_code_of_the_model_runs_when_it_is_trusted(copied: Path, tmp_path: Path) -> None:
+    (copied / "own.py").write_text(
+        "from transformers import BertConfig, BertModel\n\nclass OwnConfig(BertConfig):\n    model_type = 'own_kind'\n\n"
+        "class OwnModel(BertModel):\n    config_class = OwnConfig\n    def forward(self, *args, **kwargs):\n"
+        "        output = super().forward(*args, **kwargs)\n        output.last_hidden_state = output.last_hidden_state * 2\n"
+        "        return output\n"
+    )
+    expected = load_encoder(ModelConfig(model=str(copied))).encode(ids(3, 5)) * 2
+    config = json.loads((copied / "config.json").read_text()) | {"model_type": "own_kind", "architectures": ["OwnModel"]}
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    (copied / "config.json").write_text(json.dumps(config | {"auto_map": auto_map}))
+    np.save(tmp_path / "ids.npy", ids(3, 5))
+    code = (
+        "import sys, numpy as np\nfrom arrowbank.models import ModelConfig, load_encoder\n"
+        "encoder = load_encoder(ModelConfig(model=sys.argv[1], trust_remote_code=True, device='cpu'))\n"
+        "sys.stdout.buffer.write(encoder.encode(np.load(sys.argv[2])).tobytes())\n"
+    )
+    arguments = [sys.executable, "-c", code, str(copied), str(tmp_path / "ids.npy")]
+    env = {**os.environ, "HF_HOME": str(tmp_path)}  # where transformers copies the code that it runs
+    found = subprocess.run(arguments, check=True, capture_output=True, env=env).stdout
+    np.testing.assert_allclose(np.frombuffer(found, np.float32).reshape(3, 32), expected, rtol=1e-6)
 
 
 def test_a_missing_pooler_head_does_not_matter(tiny_bert: Path, copied: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import socket
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -180,6 +181,18 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _let_go_in_a_fork() -> None:
+    """A forked child has the open files too, and would hold the locks of a parent that was killed."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_a_fork)
+
+
 class FolderLock:
     """The right to write a bank, held by an open file: the system gives it back when its process ends, however it ends.
 
@@ -188,6 +201,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, worker: int | None = None) -> None:
         self._handles: list[int] = []
+        _held.add(self)
         if worker is None:
             self._take(folder / "lock", fcntl.LOCK_EX)
         else:

@@ -17,7 +17,7 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]|-?Infinity|NaN')
 
 @dataclass(eq=False)
 class BadLine(Exception):
-    """What is wrong with a line (numbers from 1; column 0: no one place) and what to do about it."""
+    """What is wrong with a line and what to do about it. Lines and columns count from 1; 0 is no one line, no one place in it."""
 
     line: int
     what: str
@@ -35,6 +35,12 @@ def not_a_text(line: int, path: FieldPath) -> BadLine:
 def not_utf8(line: int, path: FieldPath) -> BadLine:
     """What is said about a table's text column that has something else in it."""
     return BadLine(line, f"text at {spell_path(path)} that is not UTF-8", remedy="Write the file again.", skippable=False)
+
+
+def unreadable(error: OSError) -> BadLine:
+    """What is said about a file that the system does not let be read any more."""
+    remedy = "Restore it, then run the same command again."
+    return BadLine(0, f"cannot be read any more ({error.strerror})", remedy=remedy, skippable=False)
 
 
 class _NotJson(ValueError):

@@ -11,6 +11,8 @@ block. Imports stay few, because every worker process pays for them.
 
 from __future__ import annotations
 
+import errno
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from arrowbank.corpus.badlines import BadLine, not_a_text, parse_line
+from arrowbank.corpus.badlines import BadLine, not_a_text, parse_line, unreadable
 from arrowbank.corpus.fields import EACH, FieldPath, Step, parse_path
 
 SHA1_BYTES = 20
@@ -41,6 +43,25 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     def kinds(self) -> list[str]:
         """The kinds in order; a text's kind is stored as its place in this list."""
         return list(dict.fromkeys(kind for kind, _ in self.fields))
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A block as a place in a file: bytes start … stop − 1."""
+
+    path: str
+    start: int
+    stop: int
+
+    def read(self) -> bytes:
+        """The bytes. OSError for a file that is gone or has fewer."""
+        with open(self.path, "rb", 0) as file:
+            data = os.pread(file.fileno(), self.stop - self.start, self.start)
+            while len(data) < self.stop - self.start:  # a read may be shorter than asked, and at most 2 GiB on Linux
+                more = os.pread(file.fileno(), self.stop - self.start - len(data), self.start + len(data))
+                if not more:
+                    raise OSError(errno.EIO, "it has become shorter")
+                data += more
+        return data
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -127,9 +148,13 @@ class Extractor:
         self._decode, takers = fast_reader([path for _, path in self._fields])
         self._readers = [(take, each, mark) for (mark, _), (take, each) in zip(self._fields, takers, strict=False)]
 
-    def block(self, data: Buffer) -> Extract:
+    def block(self, block: Buffer | Span) -> Extract:
         """The texts of whole lines."""
         found = Found()
+        try:
+            data = block.read() if isinstance(block, Span) else block
+        except OSError as error:
+            return found.extract(0, unreadable(error))
         view = memoryview(data)
         lines = start = 0
         while start < len(data):

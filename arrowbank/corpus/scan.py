@@ -23,11 +23,21 @@ from arrowbank.bank.columns import fixed_bytes
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import Manifest, read_manifest
 from arrowbank.corpus.badlines import BadLine
-from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules
+from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules, Span
 from arrowbank.corpus.fields import parse_path
 from arrowbank.corpus.keys import WORDS, KeyTable
 from arrowbank.corpus.shards import SHARD_TEXT_BYTES, ShardBuilder
-from arrowbank.corpus.sources import Print, Source, SourceFile, find_sources, fingerprint, joint_sha256, line_blocks, size_of
+from arrowbank.corpus.sources import (
+    Print,
+    Source,
+    SourceFile,
+    check_unchanged,
+    find_sources,
+    fingerprint,
+    joint_sha256,
+    line_blocks,
+    size_of,
+)
 from arrowbank.corpus.workers import Workers
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import SHARD_ROWS
@@ -235,10 +245,11 @@ def _read(
             lines[origin.number] += extract.lines
             rows.add(extract, origin.name)
             phase.advance(origin.bytes, texts=extract.counts.texts_seen)
+        check_unchanged(prints)
         rows.shards.finish()
 
 
-def _blocks(sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules) -> Iterator[tuple[_Origin, bytes | Extract]]:
+def _blocks(sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
     number = 0
     for source in sources:
         for file in source.files:
@@ -247,7 +258,7 @@ def _blocks(sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rule
             number += 1
 
 
-def _blocks_of(file: SourceFile, known: Print, rules: Rules) -> Iterator[tuple[bytes | Extract, int]]:
+def _blocks_of(file: SourceFile, known: Print, rules: Rules) -> Iterator[tuple[bytes | Span | Extract, int]]:
     if not file.is_table:
         return line_blocks(file, known, BLOCK_BYTES)
     from arrowbank.corpus.tables import table_blocks  # pyarrow's Parquet and compute parts: 15 MB that lines need not pay
@@ -256,9 +267,9 @@ def _blocks_of(file: SourceFile, known: Print, rules: Rules) -> Iterator[tuple[b
 
 
 def _complaint(file: SourceFile, error: BadLine, lines: int) -> str:
-    place = f"{'row' if file.is_table else 'line'} {lines + error.line}"
+    place = f", {'row' if file.is_table else 'line'} {lines + error.line}" if error.line else ""
     column = f", column {error.column}" if error.column else ""
-    return f"{file.path}, {place}{column}: {error.what}. {error.remedy}"
+    return f"{file.path}{place}{column}: {error.what}. {error.remedy}"
 
 
 # after the last line

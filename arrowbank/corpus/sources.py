@@ -12,13 +12,14 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from arrowbank.corpus.extract import Span
 from arrowbank.errors import InputError
 from arrowbank.progress import Phase, Progress
 
@@ -29,6 +30,7 @@ IN_FOLDERS = (".jsonl", ".ndjson", *TABLES)  # a .json beside the data is most o
 KNOWN = f"{', '.join(LINES)} (each also with {' or '.join(COMPRESSIONS)}), {', '.join(TABLES)}"
 
 READ_BYTES = 1 << 20
+LINE_BYTES = 1 << 14
 BOM = b"\xef\xbb\xbf"
 PIECE_BYTES = 1 << 12  # compressed bytes at a time: what comes out of a piece is all in memory, up to 32,768 times as much
 
@@ -196,46 +198,72 @@ def opened(path: Path, known: Print) -> Iterator[io.FileIO]:
         _check_unchanged(path, known.identity, identity_of(path, file))
 
 
+def check_unchanged(prints: Mapping[Path, Print]) -> None:
+    """Raise InputError for a file that is not there any more as it was hashed."""
+    for path, known in prints.items():
+        with opened(path, known):
+            pass
+
+
 # reading it as lines
 
 
-def line_blocks(file: SourceFile, known: Print, size: int) -> Iterator[tuple[bytes, int]]:
+def line_blocks(file: SourceFile, known: Print, size: int) -> Iterator[tuple[bytes | Span, int]]:
     """Whole lines, about `size` bytes at a time, without a BOM ahead of the first; beside them the bytes of the file that they took.
 
-    Raises InputError for a file that changed, is cut off, or is not compressed as its name says.
+    Of a file that is not compressed only the places are given. Raises InputError for a file that changed, is cut off, or is not
+    compressed as its name says.
     """
     with opened(file.path, known) as raw:
-        stream = io.BufferedReader(_plain(file, raw))
-        done = 0
-        try:
-            while block := stream.read(size):
-                block += stream.readline()
-                position = raw.tell()
-                yield (block.removeprefix(BOM) if done == 0 else block), position - done
-                done = position
-        except EOFError:
-            raise InputError(
-                f"{file.path}: cut off: the compressed data end in the middle. Copy or make the file again."
-            ) from None
-        except _Damaged as error:
-            raise InputError(
-                f"{file.path}: not readable as {file.compression} data ({error}). Copy or make it again."
-            ) from None
+        yield from _spans(file.path, raw, size) if not file.compression else _unpacked_blocks(file, raw, size)
+
+
+def _spans(path: Path, raw: io.FileIO, size: int) -> Iterator[tuple[Span, int]]:
+    name, end = str(path.absolute()), raw.seek(0, os.SEEK_END)
+    raw.seek(0)
+    start = len(BOM) if raw.read(len(BOM)) == BOM else 0
+    while start < end:
+        stop = _line_end(raw, start + size, end)
+        yield Span(path=name, start=start, stop=stop), stop - start
+        start = stop
+
+
+def _line_end(raw: io.FileIO, start: int, end: int) -> int:
+    """Where the line ends that the byte `start` is in, line feed included."""
+    raw.seek(start)
+    while start < end and (data := raw.read(LINE_BYTES)):
+        if at := data.find(b"\n") + 1:
+            return start + at
+        start += len(data)
+    return end
+
+
+def _unpacked_blocks(file: SourceFile, raw: io.FileIO, size: int) -> Iterator[tuple[bytes, int]]:
+    stream = io.BufferedReader(_unpacked(file, raw))
+    done = 0
+    try:
+        while block := stream.read(size):
+            block += stream.readline()
+            position = raw.tell()
+            yield (block.removeprefix(BOM) if done == 0 else block), position - done
+            done = position
+    except EOFError:
+        raise InputError(f"{file.path}: cut off: the compressed data end in the middle. Copy or make the file again.") from None
+    except _Damaged as error:
+        raise InputError(f"{file.path}: not readable as {file.compression} data ({error}). Copy or make it again.") from None
 
 
 class _Damaged(Exception):
     """Compressed data that are not what they should be."""
 
 
-def _plain(file: SourceFile, raw: io.FileIO) -> io.RawIOBase:
+def _unpacked(file: SourceFile, raw: io.FileIO) -> io.RawIOBase:
     if file.compression == ".gz":
         return _Decompressed(raw, lambda: zlib.decompressobj(wbits=31), zlib.error)
-    if file.compression == ".zst":
-        import zstandard
+    import zstandard
 
-        unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        return _Decompressed(raw, unpacker.decompressobj, zstandard.ZstdError)
-    return raw
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    return _Decompressed(raw, unpacker.decompressobj, zstandard.ZstdError)
 
 
 class _Decompressed(io.RawIOBase):

@@ -1,7 +1,7 @@
 """A worker process of the scan: blocks of JSON lines come in on standard input, their texts go out on standard output.
 
 A message is the number of its parts, their lengths, and the parts; numbers are eight little-endian bytes. The first message has the
-rules. The worker imports nothing heavier than msgspec. It ends when its input does, which is also what the death of its parent looks like.
+rules, the others a block each. The worker imports nothing heavier than msgspec. It ends when its input does, which is also what the death of its parent looks like.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from arrowbank.corpus.badlines import BadLine
-from arrowbank.corpus.extract import Buffer, Counts, Extract, Extractor, Rules
+from arrowbank.corpus.extract import Buffer, Counts, Extract, Extractor, Rules, Span
 
 NUMBER_BYTES = 8
 
@@ -56,6 +56,16 @@ def _read(pipe: io.RawIOBase, count: int) -> bytearray:
     return data
 
 
+def pack_block(block: Buffer | Span) -> tuple[Buffer, ...]:
+    """A block as the parts of a message: its bytes, or its place and nothing."""
+    return (msgspec.json.encode(block), b"") if isinstance(block, Span) else (block,)
+
+
+def unpack_block(parts: list[bytearray]) -> Buffer | Span:
+    """The inverse of `pack_block`."""
+    return msgspec.json.decode(parts[0], type=Span) if len(parts) > 1 else parts[0]
+
+
 def pack(extract: Extract) -> tuple[Buffer, ...]:
     """An extract as the parts of a message."""
     error = extract.error
@@ -86,7 +96,7 @@ def main() -> None:
     with suppress(EOFError, BrokenPipeError), open(0, "rb", 0) as blocks, open(1, "wb", 0) as extracts:
         extractor = Extractor(msgspec.json.decode(receive(blocks)[0], type=Rules))
         while True:
-            (block,) = receive(blocks)
+            block = unpack_block(receive(blocks))
             send(extracts, *pack(extractor.block(block)))
 
 

@@ -24,8 +24,8 @@ from typing import TypeVar, cast
 import msgspec
 
 import arrowbank
-from arrowbank.corpus.extract import Extract, Extractor, Rules
-from arrowbank.corpus.worker import receive, send, unpack
+from arrowbank.corpus.extract import Extract, Extractor, Rules, Span
+from arrowbank.corpus.worker import pack_block, receive, send, unpack
 from arrowbank.errors import WorkerDied
 
 PATIENCE_S = 10
@@ -41,7 +41,7 @@ class Workers:
     def __init__(self, rules: Rules, count: int) -> None:
         self.count = count
         self._processes: list[_Process] = []
-        self._idle: SimpleQueue[Callable[[bytes], Extract]] = SimpleQueue()
+        self._idle: SimpleQueue[Callable[[bytes | Span], Extract]] = SimpleQueue()
         self._threads = ThreadPoolExecutor(max(1, count), "scan")
         if count == 0:
             self._idle.put(Extractor(rules).block)
@@ -60,7 +60,7 @@ class Workers:
         for process in self._processes:
             process.close()
 
-    def map(self, work: Iterable[tuple[Tag, bytes | Extract]]) -> Iterator[tuple[Tag, Extract]]:
+    def map(self, work: Iterable[tuple[Tag, bytes | Span | Extract]]) -> Iterator[tuple[Tag, Extract]]:
         """The extract of each block beside the block's tag, in order; extracts pass through. Reads few blocks ahead. Raises WorkerDied."""
         window: deque[tuple[Tag, Future[Extract]]] = deque()
         for tag, block in work:
@@ -72,14 +72,14 @@ class Workers:
             tag, future = window.popleft()
             yield tag, future.result()
 
-    def _start(self, block: bytes | Extract) -> Future[Extract]:
-        if isinstance(block, bytes):
+    def _start(self, block: bytes | Span | Extract) -> Future[Extract]:
+        if not isinstance(block, Extract):
             return self._threads.submit(self._extract, block)
         done: Future[Extract] = Future()
         done.set_result(block)
         return done
 
-    def _extract(self, block: bytes) -> Extract:
+    def _extract(self, block: bytes | Span) -> Extract:
         extract = self._idle.get()
         try:
             return extract(block)
@@ -107,13 +107,13 @@ class _Process:
         self._rules = msgspec.json.encode(rules)
         self._greeted = False
 
-    def extract(self, block: bytes) -> Extract:
+    def extract(self, block: bytes | Span) -> Extract:
         """Have a block's texts taken out."""
         try:
             if not self._greeted:
                 send(self._blocks, self._rules)
                 self._greeted = True
-            send(self._blocks, block)
+            send(self._blocks, *pack_block(block))
             return unpack(receive(self._extracts))
         except (BrokenPipeError, EOFError):
             raise WorkerDied(self._obituary()) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from arrowbank.errors import InputError
@@ -46,10 +47,10 @@ def cap_memory(device: torch.device, gpu_memory_gb: float) -> dict[int | str, in
     Allocating beyond the cap raises torch.OutOfMemoryError instead of taking memory from others on the same GPU.
     """
     import torch
-    from accelerate.utils import get_max_memory
 
     total = torch.cuda.get_device_properties(device).total_memory
     cap = gpu_memory_gb * 2**30
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
     index = device.index or 0
-    return {index: int(min(cap, total) * _WEIGHTS_SHARE), "cpu": int(get_max_memory()["cpu"])}
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {index: int(min(cap, total) * _WEIGHTS_SHARE), "cpu": host}

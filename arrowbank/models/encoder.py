@@ -91,15 +91,6 @@ class Encoder(ABC):
                     f"{self.info.vocab_size - 1}); the tokens are another model's: tokenize with this model's tokenizer"
                 )
 
-    def _forward(self, reader: nn.Module, input_ids_NT: torch.Tensor) -> torch.Tensor:
-        hidden_NTD = reader(input_ids_NT)
-        if hidden_NTD.shape != (*input_ids_NT.shape, self.hidden_size):
-            raise InputError(
-                f"model {self.info.model!r} gave hidden states of shape {tuple(hidden_NTD.shape)} for ids of shape "
-                f"{tuple(input_ids_NT.shape)}; expected {self.hidden_size} a token: this layer of it cannot be banked"
-            )
-        return pool(hidden_NTD, self.info.pooling)
-
 
 class CpuEncoder(Encoder):
     """Passes on the cores of a CPU, one thread each; as many threads as torch.get_num_threads() says when it is made."""
@@ -110,8 +101,6 @@ class CpuEncoder(Encoder):
         self._threads = torch.get_num_threads()
         self._mine = threading.local()
         self._pool = ThreadPoolExecutor(self._threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
-        if info.quantisation:
-            self._settle()
 
     def encode_stream(self, batches: Iterable[Ids]) -> Iterator[Vectors]:
         with _one_thread_an_operation():
@@ -135,12 +124,7 @@ class CpuEncoder(Encoder):
         if reader is None:
             reader = self._mine.reader = _copy_modules(self._reader)
         with torch.inference_mode():
-            return self._forward(reader, torch.from_numpy(input_ids_NT.astype(np.int64))).numpy()
-
-    def _settle(self) -> None:
-        """One pass before the threads copy the modules: bitsandbytes repacks its weights in place on their first use."""
-        with torch.inference_mode():
-            self._forward(self._reader, torch.zeros((1, 1), dtype=torch.int64))
+            return pool(reader(torch.from_numpy(input_ids_NT.astype(np.int64))), self.info.pooling).numpy()
 
 
 def _copy_modules(reader: nn.Module) -> nn.Module:
@@ -186,7 +170,7 @@ class DeviceEncoder(Encoder):
         ids.numpy()[...] = input_ids_NT
         try:
             with torch.inference_mode():
-                pooled = self._forward(self._reader, ids.to(self._device, non_blocking=True))
+                pooled = pool(self._reader(ids.to(self._device, non_blocking=True)), self.info.pooling)
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{self._device} has no memory left for a batch of {' x '.join(map(str, input_ids_NT.shape))} tokens: {error}\n"

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from arrowbank.errors import InputError
+from arrowbank.models.describe import ModelInfo
 
-_PROBE_IDS = ((0, 1, 2),)
+_PROBE_TOKENS = 3
 
 
 class _Reached(Exception):
@@ -28,20 +29,33 @@ class _Reached(Exception):
 
 
 class LayerReader(nn.Module):
-    """(N, T) int64 ids → (N, T, D) hidden states of `layer`, 0 to `num_layers`; `model` stands on `device`, ready to run."""
+    """(N, T) int64 ids → (N, T, D) hidden states of one layer of `model`, which stands on `device`, ready to run.
 
-    def __init__(self, model: nn.Module, device: torch.device, *, layer: int, num_layers: int, whole_model: bool) -> None:
+    Making one runs a pass or two over three tokens: to find out how the layer is had, to see that it gives D values a token
+    (InputError if not), and to be past what libraries do and say on a first pass (bitsandbytes repacks weights in place).
+    """
+
+    def __init__(self, model: nn.Module, info: ModelInfo, device: torch.device) -> None:
         super().__init__()
         self.model = model
-        self.layer = layer
+        self.layer = info.layer
+        whole_model = info.backbone == "outer"
         takes = inspect.signature(model.forward).parameters
         self.arguments: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
         if whole_model and "logits_to_keep" in takes:
             self.arguments["logits_to_keep"] = 1  # the head runs, but its output for every token is nobody's
-        self.selects = whole_model or layer < num_layers
-        if self.selects and not whole_model:
-            blocks = _blocks(model, num_layers)
-            self.selects = blocks is None or not self._stop_before(blocks, device)
+        self.selects = whole_model or info.layer < info.num_layers
+        probe = torch.arange(_PROBE_TOKENS, device=device).clamp(max=info.vocab_size - 1)[None]
+        with torch.inference_mode():
+            hidden = self(probe)
+            blocks = None if whole_model or not self.selects else _blocks(model, info.num_layers)
+            if blocks is not None:
+                self._stop_before(blocks, probe, hidden)
+        if hidden.shape != (1, _PROBE_TOKENS, info.hidden_size):
+            raise InputError(
+                f"model {info.model!r} gives hidden states of shape {tuple(hidden.shape)} at layer {info.layer} for {_PROBE_TOKENS} "
+                f"tokens; expected (1, {_PROBE_TOKENS}, {info.hidden_size}). This layer of it cannot be banked."
+            )
 
     def forward(self, input_ids_NT: torch.Tensor) -> torch.Tensor:
         if self.selects:
@@ -54,18 +68,15 @@ class LayerReader(nn.Module):
         except _Reached as reached:
             return reached.hidden_NTD
 
-    @torch.inference_mode()
-    def _stop_before(self, blocks: nn.ModuleList, device: torch.device) -> bool:
+    def _stop_before(self, blocks: nn.ModuleList, probe: torch.Tensor, wanted: torch.Tensor) -> None:
         """End passes at the input of block `layer` if that is what the model's own list of hidden states has there."""
-        probe = torch.tensor(_PROBE_IDS, device=device)
-        wanted = self(probe)
         hook = blocks[self.layer].register_forward_pre_hook(_leave, with_kwargs=True)
         self.selects = False
-        if not torch.equal(self(probe), wanted):
+        if torch.equal(self(probe), wanted):
+            del blocks[self.layer + 1 :]
+        else:
             hook.remove()
-            return False
-        del blocks[self.layer + 1 :]
-        return True
+            self.selects = True
 
 
 def _blocks(model: nn.Module, num_layers: int) -> nn.ModuleList | None:

@@ -8,6 +8,7 @@ checkpoint: a weight that transformers had to make up is an error. Nothing here 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,41 +27,51 @@ if TYPE_CHECKING:
 
 
 def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.device) -> LayerReader:
-    """The frozen model of `info` on `device`: a module from (N, T) int64 ids to (N, T, D) hidden states of `info.layer`."""
+    """The frozen model of `info` on `device`: a module from (N, T) int64 ids to (N, T, D) hidden states of `info.layer`.
+
+    Raises InputError if it cannot be loaded whole, or not run.
+    """
     hf_config = read_config(info.folder, trust_remote_code=config.trust_remote_code)
-    model_class = _outer_class(hf_config, info) if info.backbone == "outer" else _inner_class(hf_config)
     try:
         with quiet():
-            model, report = model_class.from_pretrained(
-                info.folder,
-                config=hf_config,
-                dtype=getattr(torch, info.dtype),
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=config.trust_remote_code,
-                output_loading_info=True,
-                **_placement(config, info, device),
-                **({} if info.backbone == "outer" else _without_pooler(model_class, hf_config)),
-            )
+            part = _load(config, info, hf_config, device)
+            part.eval().requires_grad_(False)
+            part.config.use_cache = False
+            return LayerReader(part, info, device).eval()
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"model {info.model!r} does not fit on {device}: {error}\nUse --load-in-4bit, or raise --gpu-memory-gb."
         ) from error
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError) as error:
         reason = str(error).strip() or repr(error)
         raise InputError(f"model {info.model!r} cannot be loaded as {info.architecture}: {reason}") from error
-    part = model if info.backbone == "outer" else _text_part(model, hf_config)
+
+
+def _load(config: ModelConfig, info: ModelInfo, hf_config: PretrainedConfig, device: torch.device) -> Any:
+    """The part of the model that is to run, all of its weights from the checkpoint."""
+    outer = info.backbone == "outer"
+    remote = (getattr(hf_config, "auto_map", None) or {}) if config.trust_remote_code else {}
+    model_class = _outer_class(info, remote) if outer else _inner_class(info, remote)
+    model, report = model_class.from_pretrained(
+        info.folder,
+        config=hf_config,
+        dtype=getattr(torch, info.dtype),
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=config.trust_remote_code,
+        output_loading_info=True,
+        **_placement(config, info, device),
+        **({} if outer else _without_pooler(model_class, hf_config)),
+    )
+    part = model if outer else _text_part(model, hf_config)
     _refuse_made_up_weights(model, part, report["missing_keys"], info)
-    part.eval().requires_grad_(False)
-    part.config.use_cache = False
-    whole = info.backbone == "outer"
-    return LayerReader(part, device, layer=info.layer, num_layers=info.num_layers, whole_model=whole).eval()
+    return part
 
 
-def _outer_class(hf_config: PretrainedConfig, info: ModelInfo) -> Any:
+def _outer_class(info: ModelInfo, remote: Collection[str]) -> Any:
+    """The class that config.json names; `remote` are the auto classes that the folder's own code provides."""
     import transformers
 
-    remote = getattr(hf_config, "auto_map", None) or {}
     for name in ("AutoModelForCausalLM", "AutoModel"):
         if name in remote:
             return getattr(transformers, name)
@@ -70,16 +81,14 @@ def _outer_class(hf_config: PretrainedConfig, info: ModelInfo) -> Any:
     return found
 
 
-def _inner_class(hf_config: PretrainedConfig) -> Any:
+def _inner_class(info: ModelInfo, remote: Collection[str]) -> Any:
     """The class without a head: the checkpoint's own where it is one (it may be narrower than AutoModel's), else AutoModel."""
     import transformers
 
-    remote = getattr(hf_config, "auto_map", None) or {}
     if remote:
         return transformers.AutoModel if "AutoModel" in remote else transformers.AutoModelForCausalLM
-    own = (hf_config.architectures or [""])[0]
-    if own.endswith("Model") and hasattr(transformers, own):
-        return getattr(transformers, own)
+    if info.architecture.endswith("Model") and hasattr(transformers, info.architecture):
+        return getattr(transformers, info.architecture)
     return transformers.AutoModel
 
 
@@ -115,8 +124,7 @@ def _placement(config: ModelConfig, info: ModelInfo, device: torch.device) -> di
 
 
 def matmul_dtype(info: ModelInfo, device: torch.device) -> torch.dtype:
-    """What matrix products compute in. A CPU without bfloat16 instructions multiplies bfloat16 ten times slower than the same
-    values widened to float32, and a product summed in float32 is what bfloat16 hardware computes, too."""
+    """What matrix products compute in: the model's dtype, but float32 for bfloat16 on a CPU that lacks it (see widened.py)."""
     dtype: torch.dtype = getattr(torch, info.dtype)
     return torch.float32 if device.type == "cpu" and dtype is torch.bfloat16 and not cpu_has_bfloat16() else dtype
 
