@@ -270,7 +270,7 @@ class _Decompressed(io.RawIOBase):
     """What is in a file of one or more gzip members or zstd frames. Raises EOFError where the last one is cut off."""
 
     def __init__(self, raw: io.FileIO, start: Callable[[], Any], failure: type[Exception]) -> None:
-        self._input = io.BufferedReader(raw, READ_BYTES)
+        self._input = raw  # not through a BufferedReader: it would close the file when it is let go of
         self._start, self._failure = start, failure
         self._unpacker: Any = start()  # a file of no bytes is cut off, too
         self._rest = b""
