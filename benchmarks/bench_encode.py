@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.models import ModelConfig, load_encoder, load_tokenizer
+from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.plan import BatchRules, batches, gather
 
 TEXTS = 3000
@@ -31,7 +32,7 @@ BATCH_SIZES = (32, 128)
 GOALS = {"float32": 1.8, "bfloat16": 2.0}
 MIN_COSINE = 0.99999
 TURNS = 3
-LONGEST_TURN = 40.0  # seconds of the baseline; a CPU without bfloat16 instructions gets fewer texts
+FEWER_IN_BFLOAT16 = 12  # times, on a CPU without bfloat16 instructions, where the baseline does a few texts a second
 
 Vectors = npt.NDArray[np.float32]
 
@@ -98,10 +99,10 @@ def theirs(folder: Path, dtype: str) -> Callable[[list[str], int], Vectors]:
 def measure(folder: Path, texts: list[str], dtype: str) -> list[dict[str, Any]]:
     """Two rows: texts a second on both sides, and how well the vectors agree."""
     our, their = ours(folder, dtype), theirs(folder, dtype)
-    sample = texts[:: max(1, len(texts) // 64)]
-    our(sample)
-    seconds, _ = _seconds(lambda: their(sample, BATCH_SIZES[0]))
-    texts = texts[:: int(seconds * len(texts) / len(sample) / LONGEST_TURN) + 1]
+    if dtype == "bfloat16" and not cpu_has_bfloat16():
+        texts = texts[::FEWER_IN_BFLOAT16]
+    our(texts[:64])
+    their(texts[:64], BATCH_SIZES[0])
     baseline = {size: float("inf") for size in BATCH_SIZES}
     best = float("inf")
     for turn in range(TURNS):
