@@ -343,8 +343,9 @@ def test_code_of_the_model_runs_when_it_is_trusted(copied: Path, tmp_path: Path)
     )
     arguments = [sys.executable, "-c", code, str(copied), str(tmp_path / "ids.npy")]
     env = {**os.environ, "HF_HOME": str(tmp_path)}  # where transformers copies the code that it runs
-    found = subprocess.run(arguments, check=True, capture_output=True, env=env).stdout
-    np.testing.assert_allclose(np.frombuffer(found, np.float32).reshape(3, 32), expected, rtol=1e-6)
+    run = subprocess.run(arguments, check=False, capture_output=True, env=env)
+    assert run.returncode == 0, run.stderr.decode()
+    np.testing.assert_allclose(np.frombuffer(run.stdout, np.float32).reshape(3, 32), expected, rtol=1e-6)
 
 
 def test_a_missing_pooler_head_does_not_matter(tiny_bert: Path, copied: Path) -> None:

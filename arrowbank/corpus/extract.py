@@ -12,11 +12,11 @@ block. Imports stay few, because every worker process pays for them.
 from __future__ import annotations
 
 import errno
-import os
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
+from io import FileIO
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -54,10 +54,11 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
     def read(self) -> bytes:
         """The bytes. OSError for a file that is gone or has fewer."""
-        with open(self.path, "rb", 0) as file:
-            data = os.pread(file.fileno(), self.stop - self.start, self.start)
-            while len(data) < self.stop - self.start:  # a read may be shorter than asked, and at most 2 GiB on Linux
-                more = os.pread(file.fileno(), self.stop - self.start - len(data), self.start + len(data))
+        with FileIO(self.path) as file:
+            file.seek(self.start)
+            data = file.read(self.stop - self.start)
+            while len(data) < self.stop - self.start:  # a read may give less than asked
+                more = file.read(self.stop - self.start - len(data))
                 if not more:
                     raise OSError(errno.EIO, "it has become shorter")
                 data += more
@@ -159,10 +160,10 @@ class Extractor:
         lines = start = 0
         while start < len(data):
             stop = data.find(b"\n", start + PIECE_BYTES) + 1 or len(data)
-            error = self._piece(bytes(view[start:stop]), lines, found)
+            bad = self._piece(bytes(view[start:stop]), lines, found)
             found.settle()
-            if error:
-                return found.extract(error.line, error)
+            if bad:
+                return found.extract(bad.line, bad)
             lines += data.count(b"\n", start, stop)
             start = stop
         return found.extract(lines)

@@ -1,7 +1,8 @@
 """Which texts are new: a hash table of sha1 digests that takes a batch at a time, at 28 to 41 bytes a key.
 
-Digests lie in row order in one growing array. An open-addressed table of uint32 rows points into it; digests are uniform already, so their
-first bytes are the hash. A batch probes in step: every key that has not found its place moves on by one slot. Equal means all 20 bytes equal.
+Digests lie in row order in one growing array. An open-addressed table of uint32 rows points into it; digests are uniform
+already, so their first bytes are the hash. A batch probes in step: every key that has not found its place moves on by one
+slot. Equal means all 20 bytes equal.
 """
 
 from __future__ import annotations

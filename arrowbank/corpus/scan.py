@@ -249,7 +249,9 @@ def _read(
         rows.shards.finish()
 
 
-def _blocks(sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
+def _blocks(
+    sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules
+) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
     number = 0
     for source in sources:
         for file in source.files:

@@ -123,14 +123,21 @@ def _reserve(size: int) -> Bytes:
 
 
 def _fresh_texts(extract: Extract, fresh: npt.NDArray[np.bool_]) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """The UTF-8 of the fresh texts on end, and how many bytes each has."""
+    """The UTF-8 of the fresh texts on end, and how many bytes each has. Texts side by side are copied as one."""
     lengths = np.frombuffer(extract.lengths, np.uint32)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    offsets = pa.py_buffer(np.concatenate([[0], ends]))
-    texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(fresh), [None, offsets, pa.py_buffer(extract.data)])
-    kept = texts.filter(pa.array(fresh))
-    return np.frombuffer(kept.buffers()[2], np.uint8), lengths[fresh].astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    changes = np.flatnonzero(np.diff(fresh, prepend=False, append=False))  # where runs of fresh texts start and stop, in turn
+    bounds = ends[changes].tolist()
+    data = memoryview(extract.data)
+    runs = [data[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+    return np.frombuffer(b"".join(runs), np.uint8), lengths[fresh].astype(np.int64)
 
 
 def _names_column(names: Sequence[str], codes: npt.NDArray[Any]) -> pa.Array:
-    return pa.array(names, pa.string()).take(pa.array(codes))
+    """A string column of `names[code]`."""
+    encoded = [name.encode() for name in names]
+    ends = np.cumsum(np.array([len(name) for name in encoded], np.int32)[codes], dtype=np.int32)
+    data = b"".join([encoded[code] for code in codes.tolist()])
+    return pa.StringArray.from_buffers(
+        len(codes), pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32)), pa.py_buffer(data)
+    )

@@ -1,7 +1,8 @@
 """A worker process of the scan: blocks of JSON lines come in on standard input, their texts go out on standard output.
 
-A message is the number of its parts, their lengths, and the parts; numbers are eight little-endian bytes. The first message has the
-rules, the others a block each. The worker imports nothing heavier than msgspec. It ends when its input does, which is also what the death of its parent looks like.
+A message is the number of its parts, their lengths, and the parts; numbers are eight little-endian bytes. The first message
+has the rules, the others a block each. The worker imports nothing heavier than msgspec. It ends when its input does, which is
+also what the death of its parent looks like.
 """
 
 from __future__ import annotations

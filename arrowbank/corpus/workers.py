@@ -30,6 +30,8 @@ from arrowbank.errors import WorkerDied
 
 PATIENCE_S = 10
 PIPE_BYTES = 1 << 20
+# To glibc: what a block needed is kept for the next one. Giving it back and asking again takes a sixth of a worker's time.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 24), "MALLOC_TRIM_THRESHOLD_": str(1 << 24)}
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux
 
 Tag = TypeVar("Tag")
@@ -98,7 +100,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=package.parent,  # -m puts the current folder first among those to import from
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **KEEP_MEMORY, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._blocks = cast(io.RawIOBase, self._process.stdin)
         self._extracts = cast(io.RawIOBase, self._process.stdout)
