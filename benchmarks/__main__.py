@@ -64,8 +64,8 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = ["| what | ours | baseline | ratio | at least |", "|---|---|---|---|---|"]
     for row in rows:
-        ours, baseline = (amount(row[side], row["unit"]) for side in ("ours", "baseline"))
-        plain = row["unit"] == "cosine" or row["ratio"] is None  # where a ratio would say nothing
+        ours, baseline = (amount(row.get(side), row["unit"]) for side in ("ours", "baseline"))
+        plain = row["unit"] == "cosine" or row.get("ratio") is None  # where a ratio would say nothing
         ratio = "" if plain else f"{row['ratio']:.2f}×"
         goal = f"{row['goal']}{'' if plain else '×'}" if isinstance(row["goal"], int | float) else row["goal"] or ""
         lines.append(f"| {row['what']} | {ours} | {baseline} | {ratio} | {goal} |")
