@@ -203,19 +203,6 @@ class EncodePlan:
         """The tokens of a shard: what its time goes by."""
         return int(pc.sum(self.tokens.slice(shard.start, shard.stop, ["length"])["length"]).as_py())
 
-    @property
-    def natural_workers(self) -> int:
-        """One process a GPU where the GPU is not named; else one."""
-        if (
-            self.info is None
-            or not self.info.device.startswith("cuda")
-            or (self.config.model and ":" in self.config.model.device)
-        ):
-            return 1
-        import torch
-
-        return torch.cuda.device_count()
-
     def job(self, *, processes: int = 1) -> EncodeJob:
         """What a worker needs, `processes` of which share this machine's cores."""
         return EncodeJob(self.config, str(self.tokens.folder.resolve()), str(self.texts.folder.resolve()), self.info, processes)
@@ -245,7 +232,7 @@ def _make_shards(plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, op
     plan.texts.check_hashes()
     for note in plan.info.notes if plan.info else ():
         progress.message(note)
-    workers = min(options.workers or plan.natural_workers, len(todo))
+    workers = min(options.workers or (plan.info.devices if plan.info else 1), len(todo))
     job = plan.job(processes=workers if options.engine == "local" else 1)
     tokens = sum(plan.token_count(shard) for shard in todo)
     with progress.phase("encode", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
