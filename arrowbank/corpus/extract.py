@@ -84,19 +84,24 @@ class Counts(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Extract:
-    """The texts of a block in order, repeated ones included, empty ones not.
+    """What is known of the n texts of a block, in order, repeated ones included, empty ones not.
 
-    `data` is the UTF-8 of the n texts on end, `lengths` n uint32 of its bytes, `digests` n × 20 bytes of sha1, `kinds` n bytes.
-    `lines` is how many lines (or rows) the block has; `error` what ended it early, with the line counted from 1.
+    `lengths` is n uint32, the bytes of UTF-8 of each; `digests` n × 20 bytes of sha1; `kinds` n bytes. `lines` is how many lines (or
+    rows) the block has; `error` what ended it early, with the line counted from 1. `texts` is the UTF-8 itself, unless a worker keeps it.
     """
 
-    data: Buffer
     lengths: Buffer
     digests: Buffer
     kinds: Buffer
     counts: Counts
     lines: int
     error: BadLine | None = None
+    texts: list[bytes] = field(default_factory=list)
+
+
+def picked(texts: list[bytes], fresh: Buffer) -> bytes:
+    """The texts on end for which `fresh`, n bytes, is not 0."""
+    return b"".join(compress(texts, fresh))
 
 
 class Found:
@@ -106,8 +111,7 @@ class Found:
         self.texts: list[str] = []  # as met, not stripped
         self.kinds = bytearray()  # beside them
         self.counts = Counts()
-        self._data: list[bytes] = []
-        self._lengths = array("I")
+        self._encoded: list[bytes] = []
         self._digests: list[bytes] = []
         self._kinds = bytearray()
 
@@ -119,9 +123,8 @@ class Found:
             self.counts.empty += texts.count("")
             texts = list(filter(None, texts))
         self.counts.texts_seen += len(texts)
-        encoded = [text.encode() for text in texts]
-        self._data.append(b"".join(encoded))
-        self._lengths.extend(map(len, encoded))
+        encoded = list(map(str.encode, texts))
+        self._encoded += encoded
         self._digests.append(b"".join([sha1(text).digest() for text in encoded]))
         self._kinds += self.kinds
         self.texts, self.kinds = [], bytearray()
@@ -129,13 +132,13 @@ class Found:
     def extract(self, lines: int, error: BadLine | None = None) -> Extract:
         """All of it, once every text is settled."""
         return Extract(
-            data=b"".join(self._data),
-            lengths=self._lengths.tobytes(),
+            lengths=array("I", map(len, self._encoded)).tobytes(),
             digests=b"".join(self._digests),
             kinds=bytes(self._kinds),
             counts=self.counts,
             lines=lines,
             error=error,
+            texts=self._encoded,
         )
 
 
@@ -174,27 +177,30 @@ class Extractor:
         if not lines[-1]:
             lines.pop()
         decode = self._decode if is_utf8(data) else None
+        texts, kinds, readers = found.texts, found.kinds, self._readers
+        plain = 0
         for number, line in enumerate(lines, before + 1):
             try:
                 episode = decode(line) if decode else None
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 episode = None
             if episode is None:
+                plain += 1
                 if error := self._plain_line(line, number, found):
                     return error
                 continue
-            found.counts.episodes += 1
-            for take, each, mark in self._readers:
+            for take, each, mark in readers:
                 value = take(episode)
                 if value is None:
                     continue
                 if each is None:
-                    found.texts.append(value)
-                    found.kinds += mark
+                    texts.append(value)
+                    kinds += mark
                 else:
-                    texts = [text for text in map(each, value) if text is not None]
-                    found.texts += texts
-                    found.kinds += mark * len(texts)
+                    inside = [text for text in map(each, value) if text is not None]
+                    texts += inside
+                    kinds += mark * len(inside)
+        found.counts.episodes += len(lines) - plain
         return None
 
     def _plain_line(self, line: bytes, number: int, found: Found) -> BadLine | None:

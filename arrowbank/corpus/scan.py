@@ -8,10 +8,12 @@ unfinished scan starts from the first line again: it is quick, and it writes the
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +28,7 @@ from arrowbank.corpus.badlines import BadLine
 from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules, Span
 from arrowbank.corpus.fields import parse_path
 from arrowbank.corpus.keys import WORDS, KeyTable
-from arrowbank.corpus.shards import SHARD_TEXT_BYTES, ShardBuilder
+from arrowbank.corpus.shards import SHARD_TEXT_BYTES, News, ShardBuilder
 from arrowbank.corpus.sources import (
     Print,
     Source,
@@ -38,7 +40,7 @@ from arrowbank.corpus.sources import (
     line_blocks,
     size_of,
 )
-from arrowbank.corpus.workers import Workers
+from arrowbank.corpus.workers import Extracted, Workers
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import SHARD_ROWS
 from arrowbank.progress import SILENT, Progress
@@ -188,19 +190,37 @@ class _Rows:
         self.by_kind = np.zeros(len(self.kinds), np.int64)
         self.by_source = np.zeros(len(self.names), np.int64)
         self._keys = KeyTable()
+        self._coming: deque[tuple[Future[bytes], Callable[..., News]]] = (
+            deque()
+        )  # a worker is asked while it has the next block in hand
         if old:
             _take_over(old, bank, self._keys)
         first = len(old.shard_names) if old else 0
         self.shards = ShardBuilder(bank.write_shard, first=first, kinds=self.kinds, sources=self.names)
 
-    def add(self, extract: Extract, name: str) -> None:
-        """Add what is new in `extract`, a part of the source `name`."""
+    def add(self, extracted: Extracted, name: str) -> None:
+        """Add what is new in a block of the source `name`."""
+        extract, source = extracted.extract, self.names.index(name)
         self.counts.add(extract.counts)
         fresh = self._keys.add(np.frombuffer(extract.digests, np.uint32).reshape(-1, WORDS))
-        source = self.names.index(name)
-        self.by_kind += np.bincount(np.frombuffer(extract.kinds, np.uint8)[fresh], minlength=len(self.kinds))
-        self.by_source[source] += np.count_nonzero(fresh)
-        self.shards.add(extract, fresh, source)
+        places = np.flatnonzero(fresh)
+        kinds = np.frombuffer(extract.kinds, np.uint8).take(places)
+        self.by_kind += np.bincount(kinds, minlength=len(self.kinds))
+        self.by_source[source] += len(places)
+        news = partial(
+            News,
+            lengths=np.frombuffer(extract.lengths, np.uint32).take(places),
+            digests=np.frombuffer(extract.digests, np.uint8).reshape(-1, SHA1_BYTES).take(places, axis=0),
+            kinds=kinds,
+            source=source,
+        )
+        self._coming.append((extracted.texts(fresh.tobytes()), news))
+
+    def settle(self, waiting: int = 0) -> None:
+        """Put texts that have come into shards, until only `waiting` blocks' are still to come."""
+        while len(self._coming) > waiting:
+            text, news = self._coming.popleft()
+            self.shards.add(news(text=text.result()))
 
 
 def _take_over(old: Bank, bank: BankWriter, keys: KeyTable) -> None:
@@ -239,12 +259,15 @@ def _read(
     total = sum(prints[file.path].bytes for source in sources for file in source.files)
     lines: Counter[int] = Counter()  # before the block, by file
     with progress.phase("scan", total, unit="bytes") as phase, rows.shards:
-        for origin, extract in crew.map(_blocks(sources, prints, rules)):
+        for origin, extracted in crew.map(_blocks(sources, prints, rules)):
+            extract = extracted.extract
             if extract.error:
                 raise InputError(_complaint(origin.file, extract.error, lines[origin.number]))
             lines[origin.number] += extract.lines
-            rows.add(extract, origin.name)
+            rows.add(extracted, origin.name)
+            rows.settle(crew.ahead)
             phase.advance(origin.bytes, texts=extract.counts.texts_seen)
+        rows.settle()
         check_unchanged(prints)
         rows.shards.finish()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -16,13 +17,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.columns import binary_column
-from arrowbank.corpus.extract import SHA1_BYTES, Extract
 from arrowbank.plan import SHARD_ROWS
 
 SHARD_TEXT_BYTES = 12 << 20  # one fills while one is written, and the scan may take 150 MB in all
 
 Write = Callable[[int, pa.RecordBatch], object]
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """New texts in row order: their UTF-8 on end and its lengths ([n]), digests ([n, 20]), numbers of their kinds ([n]) and source."""
+
+    text: bytes
+    lengths: npt.NDArray[np.uint32]
+    digests: Bytes
+    kinds: Bytes
+    source: int
 
 
 class ShardBuilder:
@@ -50,14 +61,10 @@ class ShardBuilder:
         self._digests: list[Bytes] = []
         self._codes: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in self._names}
 
-    def add(self, extract: Extract, fresh: npt.NDArray[np.bool_], source: int) -> None:
-        """Add the texts of `extract` that are `fresh` ([n]); they come from the source of that number."""
-        if not fresh.any():
-            return
-        texts, lengths = _fresh_texts(extract, fresh)
-        places = np.flatnonzero(fresh)
-        digests = np.frombuffer(extract.digests, np.uint8).reshape(-1, SHA1_BYTES).take(places, axis=0)
-        kinds = np.frombuffer(extract.kinds, np.uint8).take(places)
+    def add(self, news: News) -> None:
+        """Add rows behind those there are."""
+        text = np.frombuffer(news.text, np.uint8)
+        lengths = news.lengths.astype(np.int64)
         ends = np.cumsum(lengths)
         row = byte = 0
         while row < len(lengths):
@@ -69,11 +76,11 @@ class ShardBuilder:
                 continue
             stop = row + max(count, 1)  # a text that is larger than a shard is one
             end = int(ends[stop - 1])
-            self._append_text(texts[byte:end])
+            self._append_text(text[byte:end])
             self._lengths.append(lengths[row:stop])
-            self._digests.append(digests[row:stop])
-            self._codes["kind"].append(kinds[row:stop])
-            self._codes["source"].append(np.full(stop - row, source, np.int32))
+            self._digests.append(news.digests[row:stop])
+            self._codes["kind"].append(news.kinds[row:stop])
+            self._codes["source"].append(np.full(stop - row, news.source, np.int32))
             self._shard_rows += stop - row
             row, byte = stop, end
 
@@ -120,17 +127,6 @@ def _reserve(size: int) -> Bytes:
     Not malloc's: after it has seen a block of this size freed, glibc keeps all that are smaller, and scans grow by 40 MB.
     """
     return np.frombuffer(mmap.mmap(-1, size), np.uint8)
-
-
-def _fresh_texts(extract: Extract, fresh: npt.NDArray[np.bool_]) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """The UTF-8 of the fresh texts on end, and how many bytes each has. Texts side by side are copied as one."""
-    lengths = np.frombuffer(extract.lengths, np.uint32)
-    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    changes = np.flatnonzero(np.diff(fresh, prepend=False, append=False))  # where runs of fresh texts start and stop, in turn
-    bounds = ends[changes].tolist()
-    data = memoryview(extract.data)
-    runs = [data[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
-    return np.frombuffer(b"".join(runs), np.uint8), lengths[fresh].astype(np.int64)
 
 
 def _names_column(names: Sequence[str], codes: npt.NDArray[Any]) -> pa.Array:

@@ -1,7 +1,9 @@
-"""A worker process of the scan: blocks of JSON lines come in on standard input, their texts go out on standard output.
+"""A worker process of the scan: blocks of JSON lines come in on standard input, what is known of their texts goes out on standard output.
+
+The texts themselves are asked for afterwards, block by block: about half of them are old by then, and stay where they are.
 
 A message is the number of its parts, their lengths, and the parts; numbers are eight little-endian bytes. The first message
-has the rules, the others a block each. The worker imports nothing heavier than msgspec. It ends when its input does, which is
+has the rules, the others a request each. The worker imports nothing heavier than msgspec. It ends when its input does, which is
 also what the death of its parent looks like.
 """
 
@@ -10,12 +12,13 @@ from __future__ import annotations
 import gc
 import io
 import signal
+from collections import deque
 from contextlib import suppress
 
 import msgspec
 
 from arrowbank.corpus.badlines import BadLine
-from arrowbank.corpus.extract import Buffer, Counts, Extract, Extractor, Rules, Span
+from arrowbank.corpus.extract import Buffer, Counts, Extract, Extractor, Rules, Span, picked
 
 NUMBER_BYTES = 8
 
@@ -57,33 +60,45 @@ def _read(pipe: io.RawIOBase, count: int) -> bytearray:
     return data
 
 
-def pack_block(block: Buffer | Span) -> tuple[Buffer, ...]:
-    """A block as the parts of a message: its bytes, or its place and nothing."""
-    return (msgspec.json.encode(block), b"") if isinstance(block, Span) else (block,)
+# The requests. Each is answered before the next one is read.
 
 
-def unpack_block(parts: list[bytearray]) -> Buffer | Span:
-    """The inverse of `pack_block`."""
-    return msgspec.json.decode(parts[0], type=Span) if len(parts) > 1 else parts[0]
+def ask_block(block: Buffer | Span) -> tuple[Buffer, ...]:
+    """To extract a block, which is sent as it is or as its place in a file."""
+    return (b"span", msgspec.json.encode(block)) if isinstance(block, Span) else (b"block", block)
+
+
+def ask_texts(fresh: bytes) -> tuple[Buffer, ...]:
+    """For the texts, as `picked` by `fresh`, of the oldest block that has not been asked for."""
+    return b"texts", fresh
+
+
+def answer(request: list[bytearray], extractor: Extractor, kept: deque[list[bytes]]) -> tuple[Buffer, ...]:
+    """The parts of the answer. `kept` are the texts of blocks that have not been asked for."""
+    name, body = request
+    if name == b"texts":
+        return (picked(kept.popleft(), body),)
+    extract = extractor.block(msgspec.json.decode(body, type=Span) if name == b"span" else body)
+    kept.append(extract.texts)
+    return pack(extract)
 
 
 def pack(extract: Extract) -> tuple[Buffer, ...]:
-    """An extract as the parts of a message."""
+    """An extract without its texts as the parts of a message."""
     error = extract.error
     head = _Head(
         extract.lines, extract.counts, (error.line, error.what, error.column, error.remedy, error.skippable) if error else None
     )
-    return msgspec.json.encode(head), extract.data, extract.lengths, extract.digests, extract.kinds
+    return msgspec.json.encode(head), extract.lengths, extract.digests, extract.kinds
 
 
 def unpack(parts: list[bytearray]) -> Extract:
     """The inverse of `pack`."""
     head = msgspec.json.decode(parts[0], type=_Head)
     return Extract(
-        data=parts[1],
-        lengths=parts[2],
-        digests=parts[3],
-        kinds=parts[4],
+        lengths=parts[1],
+        digests=parts[2],
+        kinds=parts[3],
         counts=head.counts,
         lines=head.lines,
         error=BadLine(*head.error) if head.error else None,
@@ -91,14 +106,14 @@ def unpack(parts: list[bytearray]) -> Extract:
 
 
 def main() -> None:
-    """Answer blocks until the input ends."""
+    """Answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     gc.disable()  # nothing here makes cycles
-    with suppress(EOFError, BrokenPipeError), open(0, "rb", 0) as blocks, open(1, "wb", 0) as extracts:
-        extractor = Extractor(msgspec.json.decode(receive(blocks)[0], type=Rules))
+    with suppress(EOFError, BrokenPipeError), open(0, "rb", 0) as requests, open(1, "wb", 0) as answers:
+        extractor = Extractor(msgspec.json.decode(receive(requests)[0], type=Rules))
+        kept: deque[list[bytes]] = deque()
         while True:
-            block = unpack_block(receive(blocks))
-            send(extracts, *pack(extractor.block(block)))
+            send(answers, *answer(receive(requests), extractor, kept))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Blocks in, extracts out, in the order of the blocks: in this process, or in a few processes that are as small as can be.
 
-The processes are started by hand, not by multiprocessing, which would have each of them import the caller's main program. A thread here
-speaks for each process: it sends a block, then waits for the extract, so neither side ever waits for the other to read first. A
-process that ends early closes its pipes; its thread sees that at once, and nobody waits for ever.
+The processes are started by hand, not by multiprocessing, which would have each of them import the caller's main program. A
+thread here speaks for each process: it sends a request, then waits for the answer, so neither side ever waits for the other to
+read first. A process that ends early closes its pipes; its thread sees that at once, and nobody waits for ever.
 """
 
 from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -16,16 +17,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
 import arrowbank
-from arrowbank.corpus.extract import Extract, Extractor, Rules, Span
-from arrowbank.corpus.worker import pack_block, receive, send, unpack
+from arrowbank.corpus.extract import Buffer, Extract, Extractor, Rules, Span, picked
+from arrowbank.corpus.worker import ask_block, ask_texts, receive, send, unpack
 from arrowbank.errors import WorkerDied
 
 PATIENCE_S = 10
@@ -35,22 +36,23 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 24), "MALLOC_TRIM_THRESHOLD_":
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux
 
 Tag = TypeVar("Tag")
+Value = TypeVar("Value")
+Texts = Callable[[bytes], Future[bytes]]
+
+
+class Extracted(NamedTuple):
+    """An extract, and how to get at its texts: a function from n bytes, not 0 for each text that is wanted, to those texts on end."""
+
+    extract: Extract
+    texts: Texts
 
 
 class Workers:
-    """`count` worker processes, or none: then the same is done by a thread of this process. A context manager."""
+    """`count` worker processes, or none: then this process does it as it is asked. A context manager."""
 
     def __init__(self, rules: Rules, count: int) -> None:
-        self.count = count
-        self._processes: list[_Process] = []
-        self._idle: SimpleQueue[Callable[[bytes | Span], Extract]] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(max(1, count), "scan")
-        if count == 0:
-            self._idle.put(Extractor(rules).block)
-        for _ in range(count):
-            process = _Process(rules)
-            self._processes.append(process)
-            self._idle.put(process.extract)
+        self._extractor = Extractor(rules)
+        self._processes = [_Process(rules) for _ in range(count)]
 
     def __enter__(self) -> Workers:
         return self
@@ -58,39 +60,47 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in self._processes:
             process.kill()
-        self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.close()
 
-    def map(self, work: Iterable[tuple[Tag, bytes | Span | Extract]]) -> Iterator[tuple[Tag, Extract]]:
-        """The extract of each block beside the block's tag, in order; extracts pass through. Reads few blocks ahead. Raises WorkerDied."""
-        window: deque[tuple[Tag, Future[Extract]]] = deque()
+    @property
+    def ahead(self) -> int:
+        """How many blocks are in work while another is looked at."""
+        return len(self._processes) + 1 if self._processes else 0
+
+    def map(self, work: Iterable[tuple[Tag, bytes | Span | Extract]]) -> Iterator[tuple[Tag, Extracted]]:
+        """What is in each block beside the block's tag, in order; an extract that is one already passes through.
+
+        The texts have to be asked for in the same order, each block's once. Raises WorkerDied.
+        """
+        turns = itertools.cycle(self._processes)
+        window: deque[tuple[Tag, Future[Extract], Texts]] = deque()
         for tag, block in work:
-            window.append((tag, self._start(block)))
-            if len(window) > (self.count + 1 if self.count else 0):  # one thread more would only wait for this one
-                tag, future = window.popleft()
-                yield tag, future.result()
-        while window:
-            tag, future = window.popleft()
-            yield tag, future.result()
+            if isinstance(block, Extract) or not self._processes:
+                extract = block if isinstance(block, Extract) else self._extractor.block(block)
+                window.append((tag, _done(extract), partial(_picked, extract.texts)))
+            else:
+                process = next(turns)
+                window.append((tag, process.extract(block), process.texts))
+            if len(window) > self.ahead:
+                tag, future, texts = window.popleft()
+                yield tag, Extracted(future.result(), texts)
+        for tag, future, texts in window:
+            yield tag, Extracted(future.result(), texts)
 
-    def _start(self, block: bytes | Span | Extract) -> Future[Extract]:
-        if not isinstance(block, Extract):
-            return self._threads.submit(self._extract, block)
-        done: Future[Extract] = Future()
-        done.set_result(block)
-        return done
 
-    def _extract(self, block: bytes | Span) -> Extract:
-        extract = self._idle.get()
-        try:
-            return extract(block)
-        finally:
-            self._idle.put(extract)
+def _picked(texts: list[bytes], fresh: bytes) -> Future[bytes]:
+    return _done(picked(texts, fresh))
+
+
+def _done(value: Value) -> Future[Value]:
+    future: Future[Value] = Future()
+    future.set_result(value)
+    return future
 
 
 class _Process:
-    """A worker process and the pipes to it."""
+    """A worker process, the pipes to it, and the thread that speaks with it."""
 
     def __init__(self, rules: Rules) -> None:
         package = Path(arrowbank.__file__).parent
@@ -102,22 +112,33 @@ class _Process:
             cwd=package.parent,  # -m puts the current folder first among those to import from
             env={**os.environ, **KEEP_MEMORY, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self._blocks = cast(io.RawIOBase, self._process.stdin)
-        self._extracts = cast(io.RawIOBase, self._process.stdout)
-        for pipe in (self._blocks, self._extracts):
+        self._requests = cast(io.RawIOBase, self._process.stdin)
+        self._answers = cast(io.RawIOBase, self._process.stdout)
+        for pipe in (self._requests, self._answers):
             _widen(pipe)
-        self._rules = msgspec.json.encode(rules)
-        self._greeted = False
+        self._thread = ThreadPoolExecutor(1, "scan")
+        self._greeting = self._thread.submit(self._send, msgspec.json.encode(rules))
 
-    def extract(self, block: bytes | Span) -> Extract:
+    def extract(self, block: bytes | Span) -> Future[Extract]:
         """Have a block's texts taken out."""
+        return self._thread.submit(lambda: unpack(self._ask(*ask_block(block))))
+
+    def texts(self, fresh: bytes) -> Future[bytes]:
+        """The texts, as picked by `fresh`, of the oldest block that has not been asked for."""
+        return self._thread.submit(lambda: bytes(self._ask(*ask_texts(fresh))[0]))
+
+    def _ask(self, *request: Buffer) -> list[bytearray]:
+        self._greeting.result()
+        self._send(*request)
         try:
-            if not self._greeted:
-                send(self._blocks, self._rules)
-                self._greeted = True
-            send(self._blocks, *pack_block(block))
-            return unpack(receive(self._extracts))
-        except (BrokenPipeError, EOFError):
+            return receive(self._answers)
+        except EOFError:
+            raise WorkerDied(self._obituary()) from None
+
+    def _send(self, *parts: Buffer) -> None:
+        try:
+            send(self._requests, *parts)
+        except BrokenPipeError:
             raise WorkerDied(self._obituary()) from None
 
     def _obituary(self) -> str:
@@ -135,8 +156,9 @@ class _Process:
     def close(self) -> None:
         """Wait for the end and let go of the pipes."""
         self._process.wait()
-        self._blocks.close()
-        self._extracts.close()
+        self._thread.shutdown(cancel_futures=True)
+        self._requests.close()
+        self._answers.close()
 
 
 def _widen(pipe: io.RawIOBase) -> None:
