@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arrowbank import BatchRules, BuildConfig, EncodeConfig, ModelConfig, ScanConfig, TokenizeConfig, build
-from arrowbank.cli.show import showing
+from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
 
 MODEL = "Qwen/Qwen3-4B"
@@ -54,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a small model on a CPU, a few tokens a text")
     given = parser.parse_args(argv)
     config = (tiny if given.tiny else router_v5)(given.train, given.eval, given.model)
-    with showing(False) as (progress, end):
-        manifest = build(config, given.out, progress=progress)
-        end(manifest, f"{given.out}: {manifest['rows']:,} texts. Check it: arrowbank verify {given.out / 'features'}")
+    manifest = build(config, given.out, progress=progress_for(False))
+    print(f"{given.out}: {manifest['rows']:,} texts. Check it: arrowbank verify {given.out / 'features'}")
     return 0
 
 

@@ -34,6 +34,15 @@ class TableEncoder:
         return (self._table[input_ids_NT] / positions).mean(axis=1, dtype=np.float32)
 
 
+class CountedEncoder(TableEncoder):
+    """Notes in a file, named by the environment, each time it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with Path(os.environ["ENCODERS_MADE"]).open("a") as notes:
+            notes.write("made\n")
+
+
 class ZeroEncoder(TableEncoder):
     """Gives an all-zero vector for every text that begins with token 3."""
 

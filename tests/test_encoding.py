@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from arrowbank import EncodeConfig, FeatureBank, FeatureDataset, RunOptions, compare, encode, estimate, open_bank, verify
+from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_lists
-from arrowbank.encoding import ENCODING_METHOD
+from arrowbank.bank.mirror import write_mirror
+from arrowbank.encoding import ENCODING_METHOD, EncodePlan
 from arrowbank.errors import (
     BadVector,
     ContractError,
@@ -343,6 +345,27 @@ def test_a_disk_without_room_is_refused_before_the_work(
     with pytest.raises(DiskFull, match=r"takes \d+\.\d kB, the disk has 1.0 kB free"):
         encode(CONFIG, source.tokens, tmp_path / "out")
     assert not list((tmp_path / "out").glob("data-*"))
+
+
+def test_a_mirror_that_is_there_needs_no_room_again(source: Source, whole: dict[str, str], tmp_path: Path) -> None:
+    plan = EncodePlan(CONFIG, open_bank(source.tokens))
+    with BankWriter(tmp_path / "out", kind="features", recipe=plan.recipe) as bank:
+        everything = plan.bytes_to_write(bank)
+        for index in range(4):
+            batch = open_bank(source.folder / "whole").shard(index)
+            bank.write_shard(index, batch)
+        without_shards = plan.bytes_to_write(bank)
+        write_mirror(bank, rows=COUNT, width=banks.WIDTH, report=lambda rows: None)
+        without_mirror = plan.bytes_to_write(bank)
+    vectors = COUNT * banks.WIDTH * 2
+    assert everything >= without_shards + vectors
+    assert without_shards >= without_mirror + vectors
+
+
+def test_a_process_makes_an_encoder_once(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENCODERS_MADE", str(tmp_path / "made"))
+    encode(EncodeConfig(encoder="tests.banks:CountedEncoder"), source.tokens, tmp_path / "out", texts=source.folder / "texts")
+    assert (tmp_path / "made").read_text() == "made\n"
 
 
 @pytest.mark.parametrize(

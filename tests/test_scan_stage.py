@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -17,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrowbank import ScanConfig, open_bank, scan, verify
-from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
+from arrowbank.corpus.workers import Workers
+from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch, WorkerDied
 from tests.kill import kill_after, kill_at, tree_bytes
 
 EPISODES = [
@@ -295,6 +299,43 @@ def test_killed_from_outside_with_processes(source: Path, whole: dict[str, str])
         kill_after(float(rng.uniform(0.01, 0.4)), scan, config, source.parent / "random", workers=2)
     scan(config, source.parent / "random")
     assert tree_bytes(source.parent / "random") == whole
+
+
+def children_scanning() -> list[int]:
+    """The worker processes of a scan that this process runs."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
+            command = (status.parent / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if parent == os.getpid() and b"arrowbank.corpus.worker" in command:
+            found.append(int(status.parent.name))
+    return found
+
+
+def test_a_killed_worker_ends_the_scan_with_what_to_do(tmp_path: Path) -> None:
+    rules = ScanConfig(sources=(("train", "unused"),)).rules
+
+    def blocks() -> Iterator[tuple[int, bytes]]:
+        for number in range(50):
+            if number == 10:
+                (child,) = children_scanning()
+                os.kill(child, signal.SIGKILL)
+            yield number, lines(EPISODES)
+
+    seen = []
+
+    def scan_all(crew: Workers) -> None:
+        for _, extracted in crew.map(blocks()):
+            extracted.texts(bytes(len(extracted.extract.kinds))).result()
+            seen.append(extracted)
+
+    with Workers(rules, 1) as crew, pytest.raises(WorkerDied, match=r"was killed by signal 9.*Run the same command again"):
+        scan_all(crew)
+    assert 0 < len(seen) <= 10
+    assert children_scanning() == []
 
 
 def test_a_changed_source_or_option_is_another_plan(source: Path, whole: dict[str, str], tmp_path: Path) -> None:

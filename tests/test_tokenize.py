@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from arrowbank.bank import open_bank
 from arrowbank.corpus.tokenize import Batches, TokenizeConfig, tokenize
-from arrowbank.errors import InputError, PlanMismatch, WorkerDied
+from arrowbank.errors import CorruptBank, InputError, PlanMismatch, WorkerDied
 from tests import tiny
 
 AWKWARD = [
@@ -276,6 +276,17 @@ def test_room_for_special_tokens_only_is_refused(tmp_path: Path, wordpiece_token
     config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=2, special_tokens=True)
     with pytest.raises(InputError, match="max_tokens is 2, the tokenizer's own special tokens take 2"):
         tokenize(config, bank, tmp_path / "tokens")
+
+
+def test_flipped_bits_in_the_texts_are_noticed_first(tmp_path: Path, bpe_tokenizer: Path) -> None:
+    bank = tiny.save_texts_bank(tmp_path / "texts", AWKWARD)
+    shard = bank / "data-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CorruptBank, match=r"data-00000\.arrow: its bytes are not those that were committed"):
+        tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer)), bank, tmp_path / "tokens")
+    assert not list((tmp_path / "tokens").glob("data-*"))
 
 
 def test_a_tokens_bank_is_no_texts_bank(tmp_path: Path, bpe_tokenizer: Path) -> None:

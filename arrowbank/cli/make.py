@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import done_event, progress_for, showing
+from arrowbank.cli.show import done_event, finish, progress_for
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
@@ -21,9 +21,13 @@ def scan(what: o.ScanOptions, out: o.Out, common: o.Common, restart: o.Restart =
     """
     from arrowbank.corpus.scan import scan as run
 
-    with showing(common.json) as (progress, end):
-        manifest = run(what.config(), out, restart=restart, progress=progress)
-        end(manifest, f"{out}: {manifest['rows']:,} unique texts. Next: arrowbank tokenize {out} --tokenizer M --out DIR")
+    progress = progress_for(common.json)
+    manifest = run(what.config(), out, restart=restart, progress=progress)
+    finish(
+        common.json,
+        manifest,
+        f"{out}: {manifest['rows']:,} unique texts. Next: arrowbank tokenize {out} --tokenizer M --out DIR",
+    )
 
 
 @spread
@@ -44,14 +48,15 @@ def tokenize(
     from arrowbank.corpus.tokenize import tokenize as run
 
     config = what.config(tokenizer, trust_remote_code=trust_remote_code)
-    with showing(common.json) as (progress, end):
-        manifest = run(config, texts, out, num_proc=num_proc, restart=restart, progress=progress)
-        counts = manifest["counts"]
-        end(
-            manifest,
-            f"{out}: {counts['tokens']:,} tokens of {manifest['rows']:,} texts, {counts['truncated']:,} truncated. "
-            f"Next: arrowbank encode {out} --model M --out DIR",
-        )
+    progress = progress_for(common.json)
+    manifest = run(config, texts, out, num_proc=num_proc, restart=restart, progress=progress)
+    counts = manifest["counts"]
+    finish(
+        common.json,
+        manifest,
+        f"{out}: {counts['tokens']:,} tokens of {manifest['rows']:,} texts, {counts['truncated']:,} truncated. "
+        f"Next: arrowbank encode {out} --model M --out DIR",
+    )
 
 
 @spread
@@ -72,9 +77,9 @@ def encode(
     from arrowbank.encoding import encode as run
 
     config = what.config(trust_remote_code=trust_remote_code)
-    with showing(common.json) as (progress, end):
-        manifest = run(config, tokens, out, texts=texts, options=how.options(worker), progress=progress)
-        end(manifest, _encoded(out, manifest))
+    progress = progress_for(common.json)
+    manifest = run(config, tokens, out, texts=texts, options=how.options(worker), progress=progress)
+    finish(common.json, manifest, _encoded(out, manifest))
 
 
 @spread
@@ -105,9 +110,9 @@ def build(
         tokenize=tokens.config(str(names), trust_remote_code=trust_remote_code),
         encode=encoding,
     )
-    with showing(common.json) as (progress, end):
-        manifest = run(config, out, options=how.options(), num_proc=num_proc, progress=progress)
-        end(manifest, _encoded(str(Path(out) / "features"), manifest))
+    progress = progress_for(common.json)
+    manifest = run(config, out, options=how.options(), num_proc=num_proc, progress=progress)
+    finish(common.json, manifest, _encoded(str(Path(out) / "features"), manifest))
 
 
 @spread

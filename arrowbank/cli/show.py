@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -65,33 +65,29 @@ class _Meter:
         return round(self.seconds / self.done * max(0, self.total - self.done), 1)
 
 
-class JsonProgress:
-    """One JSON event a line on standard output."""
+@dataclass(frozen=True)
+class PrintedProgress:
+    """A phase printed by `show`, at most every `pause` seconds and at its end; messages go to standard error."""
+
+    show: Callable[[_Meter], None]
+    pause: float
 
     def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
-        return _Meter(name, total, unit, texts, _print_event, EVENT_SECONDS)
+        return _Meter(name, total, unit, texts, self.show, self.pause)
 
     def message(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
 def _print_event(meter: _Meter) -> None:
+    """One JSON event a line on standard output."""
     event = {"phase": meter.name, "done": meter.done, "total": meter.total, "unit": meter.unit}
     event |= {"texts_per_second": meter.texts_per_second, "eta_seconds": meter.eta_seconds}
     print(json.dumps(event), flush=True)
 
 
-class LineProgress:
-    """A line a phase, and one every half minute, on standard error: for logs."""
-
-    def phase(self, name: str, total: int | None, *, unit: str = "texts", texts: int | None = None) -> Phase:
-        return _Meter(name, total, unit, texts, _print_line, LINE_SECONDS)
-
-    def message(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-
 def _print_line(meter: _Meter) -> None:
+    """A line on standard error, for logs."""
     of = f" of {meter.total:,}" if meter.total is not None else ""
     rate = f", {meter.texts_per_second:,.0f} texts/s" if meter.texts_per_second else ""
     left = f", {meter.eta_seconds:,.0f} s left" if meter.eta_seconds else ""
@@ -140,9 +136,9 @@ class _Bar(_Meter):
 def progress_for(as_json: bool) -> Progress:
     """The way to show progress that suits where the output goes."""
     if as_json:
-        return JsonProgress()
+        return PrintedProgress(_print_event, EVENT_SECONDS)
     console = Console(stderr=True)
-    return BarProgress(console) if console.is_terminal else LineProgress()
+    return BarProgress(console) if console.is_terminal else PrintedProgress(_print_line, LINE_SECONDS)
 
 
 def done_event(manifest: dict[str, Any]) -> None:
@@ -150,14 +146,9 @@ def done_event(manifest: dict[str, Any]) -> None:
     print(json.dumps({"phase": "done", "manifest": manifest}, ensure_ascii=False), flush=True)
 
 
-@contextmanager
-def showing(as_json: bool) -> Iterator[tuple[Progress, Callable[[dict[str, Any], str], None]]]:
-    """A progress, and a function that ends the verb with its manifest (--json) or a sentence."""
-
-    def end(manifest: dict[str, Any], sentence: str) -> None:
-        if as_json:
-            done_event(manifest)
-        else:
-            print(sentence, flush=True)
-
-    yield progress_for(as_json), end
+def finish(as_json: bool, manifest: dict[str, Any], sentence: str) -> None:
+    """End a verb with its manifest (--json) or a sentence."""
+    if as_json:
+        done_event(manifest)
+    else:
+        print(sentence, flush=True)

@@ -22,7 +22,6 @@ import numpy as np
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import fixed_bytes
-from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import Manifest, read_manifest
 from arrowbank.corpus.badlines import BadLine
 from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules, Span
@@ -190,9 +189,8 @@ class _Rows:
         self.by_kind = np.zeros(len(self.kinds), np.int64)
         self.by_source = np.zeros(len(self.names), np.int64)
         self._keys = KeyTable()
-        self._coming: deque[tuple[Future[bytes], Callable[..., News]]] = (
-            deque()
-        )  # a worker is asked while it has the next block in hand
+        # texts that a worker was asked for while it has its next block in hand
+        self._coming: deque[tuple[Future[bytes], Callable[..., News]]] = deque()
         if old:
             _take_over(old, bank, self._keys)
         first = len(old.shard_names) if old else 0
@@ -225,16 +223,13 @@ class _Rows:
 
 def _take_over(old: Bank, bank: BankWriter, keys: KeyTable) -> None:
     """Make the shards of `old` the first ones of `bank`, and enter their keys."""
-    entries = {entry["name"]: entry for entry in old.manifest["files"]}
+    old.check_hashes()
+    hashes = {entry["name"]: entry["sha256"] for entry in old.manifest["files"]}
     for index, (name, batch) in enumerate(zip(old.shard_names, old.shards(), strict=True)):
-        path, wanted = old.folder / name, entries[name]["sha256"]
-        if sha256_of(path) != wanted:
-            raise CorruptBank(
-                f"{path}: its bytes are not those that were committed (sha256 differs). Restore the file from a copy."
-            )
+        path = old.folder / name
         if not keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32)).all():
             raise CorruptBank(f"{path}: has a key that an earlier row has. Scan the old bank again.")
-        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=wanted)
+        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=hashes[name])
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ METHOD = 1  # raise it when the same recipe would give other ids
 BATCH_ROWS = 1000
 ROWS_WORTH_A_PROCESS = 2000
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
-CARRIED = ("sources", "train_sha256", "eval_sha256", "kinds", "text_count")
+CARRIED = ("sources", "kinds", "text_count")
 
 BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
 RESULT_SCHEMA = pa.unify_schemas([BANK_SCHEMA, pa.schema({"truncated": pa.bool_(), "empty": pa.bool_()})])
@@ -123,7 +123,7 @@ def tokenize(
     """Tokenize the texts bank `texts` into the tokens bank `out`, in `num_proc` processes (None: one a core); its manifest.
 
     Goes on where an earlier run of the same recipe stopped. Raises InputError (a tokenizer that is not fast; a text that is too
-    long, under `on_long="error"`), PlanMismatch, BankLocked, DiskFull, WorkerDied.
+    long, under `on_long="error"`), CorruptBank (the texts), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
     if num_proc is not None and num_proc < 1:
         raise InputError(f"num_proc is {num_proc}, it must be at least 1.")
@@ -134,6 +134,7 @@ def tokenize(
     fields = _manifest_fields(config, tokenizer, source, Path(out))
     with BankWriter(out, kind="tokens", recipe=_recipe(fields, config, tokenizer), restart=restart, manifest=fields) as bank:
         if not bank.committed:
+            source.check_hashes()
             work = _Work(config, source, bank, tokenizer, num_proc or os.cpu_count() or 1)
             work.run(progress)
             counts = work.counts()

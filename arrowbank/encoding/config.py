@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -28,6 +29,12 @@ class Encoder(Protocol):
 
     def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Pooled vectors, [N, D] float32, not normalised, of N rows of exactly T tokens."""
+
+
+class OwnEncoder(Encoder, Protocol):
+    """An encoder of the user's own, which says which version it is."""
+
+    version: object
 
 
 class StreamEncoder(Encoder, Protocol):
@@ -90,8 +97,12 @@ class RunOptions:
             raise InputError("restart cannot be combined with worker i/n: other workers' shards would go. Restart without it.")
 
 
-def load_custom_encoder(spec: str) -> Encoder:
-    """The user's own encoder, from "package.module:factory". InputError when it is not one."""
+@lru_cache(maxsize=1)
+def load_custom_encoder(spec: str) -> OwnEncoder:
+    """The user's own encoder, from "package.module:factory". InputError when it is not one.
+
+    A process makes it once: the plan asks it for its width and version, then the worker encodes with it.
+    """
     module_name, _, factory_name = spec.partition(":")
     try:
         factory: Any = importlib.import_module(module_name)
@@ -106,7 +117,7 @@ def load_custom_encoder(spec: str) -> Encoder:
     for attribute, meaning in (("hidden_size", "D, the width of a vector"), ("version", "named in the plan digest")):
         if not hasattr(encoder, attribute):
             raise InputError(f"--encoder {spec}: has no attribute {attribute} ({meaning}). Add it.")
-    return cast(Encoder, encoder)
+    return cast(OwnEncoder, encoder)
 
 
 def stream(encoder: Encoder, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:

@@ -62,7 +62,7 @@ def encode(
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return open_bank(bank.folder).manifest
         bank.save_progress(encoded_rows=bank.done_rows)
-        plan.require_space(bank)
+        require_space(bank.folder, plan.bytes_to_write(bank), f"the bank of {plan.rows:,} × {plan.hidden_size} vectors")
         _make_shards(plan, chosen, bank, options, progress)
         return _finish(plan, bank, options, progress)
 
@@ -111,13 +111,9 @@ class EncodePlan:
 
         return describe(self.config.model)
 
-    @cached_property
-    def _own(self) -> Any:
-        return load_custom_encoder(str(self.config.encoder))
-
     @property
     def hidden_size(self) -> int:
-        return self.info.hidden_size if self.info else int(self._own.hidden_size)
+        return self.info.hidden_size if self.info else int(load_custom_encoder(self.config.model_path).hidden_size)
 
     @property
     def rows(self) -> int:
@@ -136,12 +132,11 @@ class EncodePlan:
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the bytes; hashed into the plan digest."""
-        own = None if self.info else {"name": self.config.encoder, "version": str(self._own.version)}
         return {
             "encoding_method": ENCODING_METHOD,
             "tokens": self.tokens.content_digest,
             "texts": self.texts.content_digest,
-            "model": self.info.recipe() if self.info else own,
+            "model": self.info.recipe() if self.info else self._own_recipe(),
             "hidden_size": self.hidden_size,
             "normalize": self.config.normalize,
             "batches": self._batch_rules,
@@ -150,6 +145,9 @@ class EncodePlan:
             "limit": self.config.limit,
             "mirror": self.config.mirror,
         }
+
+    def _own_recipe(self) -> dict[str, str]:
+        return {"name": self.config.model_path, "version": str(load_custom_encoder(self.config.model_path).version)}
 
     @property
     def _batch_rules(self) -> dict[str, Any]:
@@ -207,14 +205,14 @@ class EncodePlan:
         """What a worker needs, `processes` of which share this machine's cores."""
         return EncodeJob(self.config, str(self.tokens.folder.resolve()), str(self.texts.folder.resolve()), self.info, processes)
 
-    def require_space(self, bank: BankWriter) -> None:
-        """DiskFull when what is still to be written does not fit."""
+    def bytes_to_write(self, bank: BankWriter) -> int:
+        """About how much `bank` still lacks: shards, mirror, keys."""
         missing = self.rows - bank.done_rows
         texts = text_bytes(self.texts)
-        mirror = self.rows * self.row_bytes + 2 * texts if self.config.mirror else 0
-        share = missing / max(1, len(self.tokens))
-        needed = int(missing * self.row_bytes + share * texts + mirror + 16 * self.rows)
-        require_space(bank.folder, needed, f"the bank of {self.rows:,} × {self.hidden_size} vectors")
+        shards = missing * self.row_bytes + texts * missing // len(self.tokens)
+        beside = 16 * self.rows + (self.rows * self.row_bytes + 2 * texts if self.config.mirror else 0)
+        there = sum(receipt.bytes for receipt in bank.receipts.values() if receipt.shard is None)
+        return shards + max(0, beside - there)
 
 
 def _hash_fields(manifest: Manifest) -> list[str]:

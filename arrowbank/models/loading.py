@@ -25,6 +25,8 @@ from arrowbank.models.quiet import quiet
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+_PACKED_ROWS = 32
+
 
 def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.device) -> LayerReader:
     """The frozen model of `info` on `device`: a module from (N, T) int64 ids to (N, T, D) hidden states of `info.layer`.
@@ -64,6 +66,8 @@ def _load(config: ModelConfig, info: ModelInfo, hf_config: PretrainedConfig, dev
         **({} if outer else _without_pooler(model_class, hf_config)),
     )
     part = model if outer else _text_part(model, hf_config)
+    if info.quantisation and device.type == "cpu":
+        _spare_odd_shapes(part)
     _refuse_made_up_weights(model, part, report["missing_keys"], info)
     return part
 
@@ -127,6 +131,15 @@ def matmul_dtype(info: ModelInfo, device: torch.device) -> torch.dtype:
     """What matrix products compute in: the model's dtype, but float32 for bfloat16 on a CPU that lacks it (see widened.py)."""
     dtype: torch.dtype = getattr(torch, info.dtype)
     return torch.float32 if device.type == "cpu" and dtype is torch.bfloat16 and not cpu_has_bfloat16() else dtype
+
+
+def _spare_odd_shapes(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking, for CPUs with bfloat16, 4-bit weights whose shape its packed layout cannot hold."""
+    module: Any
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            rows, columns = module.out_features, module.in_features
+            module.support_avx512bf16_for_cpu = not (rows % _PACKED_ROWS or columns % module.weight.blocksize)
 
 
 def cpu_has_bfloat16() -> bool:
