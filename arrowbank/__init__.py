@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
     from arrowbank.encoding import EncodeConfig, RunOptions, encode
     from arrowbank.encoding.estimate import Estimate, estimate
+    from arrowbank.exporting import ExportConfig, export
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
-    from arrowbank.trainer import FeatureDataset
+    from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
+    from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
 
 _HOME = {
     "Bank": "bank",
@@ -35,17 +37,25 @@ _HOME = {
     "Comparison": "comparison",
     "EncodeConfig": "encoding",
     "Estimate": "encoding.estimate",
+    "ExportConfig": "exporting",
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
+    "ImportConfig": "targets.importing",
     "ModelConfig": "models",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
+    "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "build": "building",
+    "collate_targets": "trainer",
     "compare": "comparison",
     "encode": "encoding",
     "estimate": "encoding.estimate",
+    "export": "exporting",
+    "import_targets": "targets.importing",
+    "import_to_deepspec": "targets.importing",
     "open_bank": "bank",
+    "open_targets": "trainer",
     "scan": "corpus.scan",
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
@@ -59,17 +69,25 @@ __all__ = [
     "Comparison",
     "EncodeConfig",
     "Estimate",
+    "ExportConfig",
     "FeatureBank",
     "FeatureDataset",
+    "ImportConfig",
     "ModelConfig",
     "RunOptions",
     "ScanConfig",
+    "TargetDataset",
     "TokenizeConfig",
     "build",
+    "collate_targets",
     "compare",
     "encode",
     "estimate",
+    "export",
+    "import_targets",
+    "import_to_deepspec",
     "open_bank",
+    "open_targets",
     "scan",
     "tokenize",
     "verify",

@@ -1,20 +1,30 @@
-"""A feature bank as a PyTorch dataset that keeps float16."""
+"""Banks as PyTorch datasets: feature vectors that stay float16, hidden states that stay bfloat16.
+
+Each DataLoader worker maps the bank itself: nothing is copied, nothing is pickled but the folder's name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from arrowbank.bank.features import open_features
+from arrowbank.bank.floats import Bits
+from arrowbank.bank.targets import TargetSample, open_target_bank
+
+Row = dict[str, torch.Tensor]
+IGNORED = -1  # the position of a padded hidden state
 
 
 class FeatureDataset(Dataset[torch.Tensor]):
     """The vectors of a feature bank by row: `dataset[i]` is [D] float16.
 
-    A DataLoader fetches whole batches through `__getitems__`. Each DataLoader worker maps the bank itself: nothing is copied.
+    A DataLoader fetches whole batches through `__getitems__`.
     """
 
     def __init__(self, folder: str | Path, expect: dict[str, Any] | None = None) -> None:
@@ -36,5 +46,70 @@ class FeatureDataset(Dataset[torch.Tensor]):
         return {"_folder": self._folder, "_expect": self._expect}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.bank = open_features(self._folder, self._expect)
+        self.__init__(state["_folder"], state["_expect"])  # type: ignore[misc]
+
+
+class TargetDataset(Dataset[Row]):
+    """The rows of a target bank. `dataset[i]` is a dict of tensors of its own memory:
+
+    input_ids [S] int64 · loss_mask [S] uint8 · target_hidden_states [K, L·H] bfloat16 · target_last_hidden_states [K, H] bfloat16,
+    with K = S; in a bank of supervised spans also hidden_positions [K] int64, the tokens that hidden states belong to.
+    """
+
+    def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
+        self._folder, self._expect = Path(folder), dict(expect or {})
+        self.bank = open_target_bank(self._folder, self._expect)
+
+    def __len__(self) -> int:
+        return len(self.bank)
+
+    def __getitem__(self, row: int) -> Row:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of a bank of {len(self)} rows")
+        return _tensors(self.bank.read(row % len(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder, "_expect": self._expect}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_folder"], state["_expect"])  # type: ignore[misc]
+
+
+def open_targets(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetDataset:
+    """Open a committed target bank for a DataLoader (with `collate_targets`); `expect` as in `open_bank`.
+
+    Raises InputError (no target bank), IncompleteBank, ContractError, CorruptBank.
+    """
+    return TargetDataset(folder, expect)
+
+
+def collate_targets(rows: Sequence[Row]) -> Row:
+    """Rows padded behind to the longest, stacked: [N, S] and [N, K, …], with attention_mask [N, S] uint8 (1: a real token).
+
+    Padding is 0 in every tensor, and −1 in hidden_positions.
+    """
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence(
+            [row[name] for row in rows], batch_first=True, padding_value=IGNORED if name == "hidden_positions" else 0
+        )
+        for name in rows[0]
+    }
+    real = [torch.ones(len(row["input_ids"]), dtype=torch.uint8) for row in rows]
+    padded["attention_mask"] = torch.nn.utils.rnn.pad_sequence(real, batch_first=True)
+    return padded
+
+
+def _tensors(sample: TargetSample) -> Row:
+    row = {
+        "input_ids": torch.from_numpy(sample.input_ids.astype(np.int64)),
+        "loss_mask": torch.from_numpy(sample.loss_mask.copy()),
+        "target_hidden_states": _bfloat16(sample.taps),
+        "target_last_hidden_states": _bfloat16(sample.last),
+    }
+    if sample.positions is not None:
+        row["hidden_positions"] = torch.from_numpy(sample.positions.astype(np.int64))
+    return row
+
+
+def _bfloat16(bits: Bits) -> torch.Tensor:
+    return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)

@@ -27,6 +27,7 @@ LAYERS = {
     "plan": 1,
     "engine": 2,
     "models": 2,
+    "formats": 2,
     "building": 4,  # scan, tokenize and encode in one: the only place beside the command line that knows several stages
     "demo": 5,
     "cli": 6,

@@ -62,10 +62,19 @@ class Journal:
         self.forget(receipt for receipt in receipts if receipt.name in damaged)
         return {receipt.name: receipt for receipt in receipts if receipt.name not in damaged}
 
+    def forget_all(self) -> None:
+        """Take back the receipts of every plan."""
+        for path in self.folder.glob("*.json"):
+            path.unlink()
+
+    def has_others(self) -> bool:
+        """Whether there are receipts of another plan."""
+        return any(read_json(path)["plan_digest"] != self.plan_digest for path in self.folder.glob("*.json"))
+
     def sweep(self) -> None:
         """Remove what killed writers left half-written, here and in the bank."""
-        sweep_temporaries(self.bank)
-        sweep_temporaries(self.folder)
+        for folder in (self.bank, *(path for path in self.bank.iterdir() if path.is_dir())):
+            sweep_temporaries(folder)
 
     def drop(self) -> None:
         """Remove the journal of a bank that is committed."""
@@ -77,7 +86,7 @@ class Journal:
             self.folder.rmdir()
 
     def _path(self, receipt: Receipt) -> Path:
-        return self.folder / f"{receipt.name}.json"
+        return self.folder / f"{receipt.name.replace('/', '%2F')}.json"
 
 
 def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:

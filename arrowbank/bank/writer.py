@@ -71,7 +71,7 @@ class ShardWriter:
 
         return self.write_file(shard_name(index), write, rows=batch.num_rows)
 
-    def write_file(self, name: str, write: Callable[[HashedFile], None], *, rows: int | None = None) -> Receipt:
+    def write_file(self, name: str, write: Callable[[HashedFile], object], *, rows: int | None = None) -> Receipt:
         """Publish the file `name` of the bank through `write`, then its receipt."""
         start = time.monotonic()
         with publishing(self.folder / name) as file:
@@ -183,8 +183,7 @@ class BankWriter:
         names += [path.name for path in self.folder.iterdir() if SHARD_NAME.fullmatch(path.name)]
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
-        for receipt in self._journal.folder.glob("*.json"):
-            receipt.unlink()
+        self._journal.forget_all()
         shutil.rmtree(self._journal.work_dir, ignore_errors=True)
         (self.folder / MANIFEST).unlink()
         sync_folder(self.folder)
@@ -250,7 +249,7 @@ class BankWriter:
         receipt = Receipt(name=path.name, rows=rows, bytes=path.stat().st_size, sha256=sha256, plan_digest=self.plan_digest)
         return self.accept(self._journal.sign(receipt))
 
-    def write_file(self, name: str, write: Callable[[HashedFile], None], *, rows: int | None = None) -> Receipt:
+    def write_file(self, name: str, write: Callable[[HashedFile], object], *, rows: int | None = None) -> Receipt:
         """Publish a file that is no shard and its receipt; a whole one from an earlier run is kept."""
         if name not in self.receipts:
             self.receipts[name] = self.shards.write_file(name, write, rows=rows)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import look, make
+from arrowbank.cli import look, make, targets
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -27,10 +27,19 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
+    "Hand a bank on": (targets.export,),
+}
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "targets": ("Hidden states of a big model, for draft models: a bank of their own.", {"import": targets.import_}),
 }
 for panel, verbs in VERBS.items():
     for verb in verbs:
         app.command(rich_help_panel=panel)(verb)
+for group, (meaning, members) in GROUPS.items():
+    inside = typer.Typer(help=meaning, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+    for name, verb in members.items():
+        inside.command(name)(verb)
+    app.add_typer(inside, name=group, rich_help_panel="Make a bank")
 
 
 @app.callback(invoke_without_command=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from arrowbank.corpus.tokenize import TokenizeConfig
     from arrowbank.encoding import EncodeConfig
     from arrowbank.encoding import RunOptions as Run
+    from arrowbank.targets.importing import ImportConfig
 
 BUILD = "What is in the bank"
 RUN = "How it is made"
@@ -34,6 +35,7 @@ Tokenizer = Annotated[str | None, _build("--tokenizer", metavar="M", help="A fol
 NumProc = Annotated[int | None, _run("--num-proc", help="Processes that tokenize. Default: one a core.")]
 TextsFolder = Annotated[str | None, _run("--texts", metavar="DIR", help="The texts bank, if it was moved.")]
 TrustRemoteCode = Annotated[bool, _build("--trust-remote-code", help="Run code that comes with the model.")]
+DryRun = Annotated[bool, _run("--dry-run", help="Only say how much it will take. Exit code 1 if it does not fit.")]
 WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This job's part in a job array.")]
 
 
@@ -165,6 +167,71 @@ class EncodeOptions:
 
 
 @dataclass
+class StoreOptions:
+    """How a target bank keeps hidden states, and how large it may get."""
+
+    codec: Annotated[str, _build("--codec", metavar="bf16|fp8", help="fp8: half the size, the error measured.")] = "bf16"
+    spans: Annotated[
+        str, _build("--spans", metavar="all|supervised", help="supervised: hidden states only where a loss token needs them.")
+    ] = "all"
+    budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return None if self.budget_gb is None else int(self.budget_gb * 1e9)
+
+
+@dataclass
+class ImportOptions(StoreOptions):
+    """What decides an imported target bank, beside its source."""
+
+    target_model: Annotated[
+        str | None, _build("--target-model", metavar="NAME", help="The very string that the trainer will be given.")
+    ] = None
+    layers: Annotated[
+        str | None, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,11,21 (−1: embeddings).")
+    ] = None
+    hidden_size: Annotated[int | None, _build("--hidden-size", help="Checked on all samples. Default: the first one's.")] = None
+    vocab_size: Annotated[int | None, _build("--vocab-size", help="Token ids from here on are an error.")] = None
+    last_hidden_norm: Annotated[
+        str,
+        _build("--last-hidden-norm", metavar="post|pre|unknown", help="Last hidden states: after or before the final norm."),
+    ] = "post"
+    loss_mask: Annotated[
+        str, _build("--loss-mask", metavar="ones_except_first|all_ones|from_dump", help="Which tokens count in the loss.")
+    ] = "ones_except_first"
+    on_nonfinite: Annotated[str, _build("--on-nonfinite", metavar="error|keep|drop", help="What NaN and Inf do.")] = "error"
+    on_bad_sample: Annotated[
+        str, _build("--on-bad-sample", metavar="error|quarantine", help="quarantine: leave it out and note why.")
+    ] = "error"
+    allow_outside: Annotated[bool, _build("--allow-outside", help="Follow paths and links out of the dump.")] = False
+    limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
+    max_shard_bytes: Annotated[
+        int | None, _build("--max-shard-bytes", help="Default: 512 MiB for a bank, 64 GiB for a cache.")
+    ] = None
+
+    def config(self) -> ImportConfig:
+        from arrowbank.targets.importing import ImportConfig
+
+        return ImportConfig(
+            target_model=self.target_model,
+            target_layer_ids=layer_list(self.layers),
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            last_hidden_norm=self.last_hidden_norm,
+            loss_mask=self.loss_mask,
+            on_nonfinite=self.on_nonfinite,
+            on_bad_sample=self.on_bad_sample,
+            allow_outside=self.allow_outside,
+            limit=self.limit,
+            codec=self.codec,
+            spans=self.spans,
+            max_shard_bytes=self.max_shard_bytes,
+            budget_bytes=self.budget_bytes,
+        )
+
+
+@dataclass
 class RunOptions:
     """Which part of a feature bank is made, and by whom."""
 
@@ -198,6 +265,16 @@ def pairs(option: str, values: list[str] | None) -> tuple[tuple[str, str], ...]:
             raise InputError(f"{option} {value!r}: expected NAME=PATH, as in {option} train=train.jsonl.")
         found.append((name, path))
     return tuple(found)
+
+
+def layer_list(value: str | None) -> tuple[int, ...] | None:
+    """1,11,21 as numbers."""
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise InputError(f"--layers {value!r}: expected numbers, as in --layers 1,11,21.") from None
 
 
 def row_range(value: str | None) -> tuple[int, int] | None:

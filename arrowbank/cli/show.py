@@ -6,16 +6,22 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from arrowbank.bank.files import human_bytes
 from arrowbank.progress import Phase, Progress
 
+if TYPE_CHECKING:
+    from arrowbank.targets.importing import TargetEstimate
+
+CHECK_FAILED = 1
 EVENT_SECONDS = 0.5
 LINE_SECONDS = 30.0
 
@@ -152,3 +158,16 @@ def finish(as_json: bool, manifest: dict[str, Any], sentence: str) -> None:
         done_event(manifest)
     else:
         print(sentence, flush=True)
+
+
+def show_estimate(found: TargetEstimate, as_json: bool) -> None:
+    """Print what a target bank will take; exit code 1 where that is too much."""
+    if as_json:
+        print(json.dumps({"phase": "estimate", **asdict(found), "fits": found.fits}), flush=True)
+    else:
+        print(f"samples          {found.samples:,} ({found.tokens:,} tokens)")
+        print(f"bytes a token    {found.bytes_a_token:,}")
+        budget = "" if found.budget_bytes is None else f", the budget is {human_bytes(found.budget_bytes)}"
+        print(f"disk             {human_bytes(found.bytes)} of {human_bytes(found.free_bytes)} free{budget}")
+    if not found.fits:
+        raise typer.Exit(CHECK_FAILED)

@@ -1,0 +1,262 @@
+"""Target banks: for each training sequence its tokens, its loss mask, and what the target model computed there.
+
+Everything that holds such rows (a bank, an engine's dump, a trainer's cache) is read through one interface, `TargetRows`, and
+everything that takes them (a bank, a trainer's cache, a proof) is given one. Hidden states are bfloat16 bits throughout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.columns import list_values, values_of
+from arrowbank.bank.floats import Bits, fp8_decode
+from arrowbank.bank.manifest import Manifest, canonical_json
+from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.errors import InputError
+
+KIND = "targets"
+NORMS = ("post", "pre", "unknown")
+CODECS = ("bf16", "fp8")
+SPANS = ("all", "supervised")
+BLOCK_OUTPUT = "block_output"
+EMBEDDINGS = -1  # the layer id of what goes into the first block
+TOKEN_BYTES = 6  # an int32 id, a byte of loss mask, a byte of attention mask (or of offsets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """What holds for every row.
+
+    target_layer_ids   ascending; id i is what decoder block i puts out, −1 the embeddings; None where nobody said
+    layers             L, how many of them
+    last_hidden_norm   "post" or "pre": after or before the model's final norm; or "unknown"
+    loss_mask          the rule that made it
+    spans              "supervised": hidden states are there only where a loss token needs them
+    vocab_size, num_hidden_layers   of the target model, where they are known
+    """
+
+    target_layer_ids: tuple[int, ...] | None
+    layers: int
+    hidden_size: int
+    target_model_name_or_path: str
+    last_hidden_norm: str
+    loss_mask: str
+    codec: str = "bf16"
+    spans: str = "all"
+    vocab_size: int | None = None
+    num_hidden_layers: int | None = None
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The tapped layers in words, for errors and counts: their ids, or their places where the ids are not known."""
+        return [str(layer) for layer in self.target_layer_ids or range(self.layers)]
+
+    def sample_bytes(self, tokens: int, hidden: int | None = None) -> int:
+        """Bytes of a row of `tokens` tokens, `hidden` of which (all) have their hidden states kept."""
+        kept = tokens if hidden is None else hidden
+        if self.codec == "fp8":
+            return tokens * TOKEN_BYTES + kept * (self.layers + 1) * (self.hidden_size + 4)
+        return tokens * TOKEN_BYTES + kept * (self.layers + 1) * self.hidden_size * 2
+
+
+@dataclass(frozen=True)
+class TargetSample:
+    """One row. Arrays may lie over mapped files: use them before the next row is read, or copy.
+
+    input_ids [S] int32 · loss_mask [S] uint8 · taps [K, L·H] and last [K, H] bfloat16 bits · positions [K] int32, the tokens
+    that the hidden states belong to, or None where that is every token (K = S).
+    """
+
+    name: str
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    taps: Bits
+    last: Bits
+    positions: npt.NDArray[np.int32] | None = None
+
+
+class TargetRows(Protocol):
+    """Rows of a target bank, wherever they lie."""
+
+    @property
+    def facts(self) -> TargetFacts: ...
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """S of every row, [N]."""
+
+    @property
+    def digest(self) -> str:
+        """A sha256 that tells these rows from others."""
+
+    @property
+    def place(self) -> str:
+        """Where they lie, for messages."""
+
+    def read(self, row: int) -> TargetSample:
+        """Row `row`, 0 ≤ row < N."""
+
+
+@dataclass(frozen=True)
+class SelectedRows:
+    """Some rows of others, in the order given, under other facts where those say more (a norm that the user vouches for, say)."""
+
+    rows: TargetRows
+    facts: TargetFacts
+    selected: npt.NDArray[np.int64]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return self.rows.lengths[self.selected]
+
+    @property
+    def digest(self) -> str:
+        chosen = [self.rows.digest, *self.selected.tolist()]
+        return hashlib.sha256(canonical_json(chosen)).hexdigest()
+
+    @property
+    def place(self) -> str:
+        return self.rows.place
+
+    def read(self, row: int) -> TargetSample:
+        return self.rows.read(int(self.selected[row]))
+
+
+def needed_positions(loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """The tokens whose hidden states supervision needs: the loss tokens, and the token before each, which predicts it."""
+    counts = loss_mask != 0
+    counts[:-1] |= counts[1:]
+    return np.flatnonzero(counts).astype(np.int32)
+
+
+class TargetBank(Bank):
+    """A committed target bank. See `open_targets` for PyTorch tensors."""
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        return facts_of(self.manifest)
+
+    @property
+    def digest(self) -> str:
+        return self.content_digest
+
+    @property
+    def place(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([values_of(batch.column("seq_len")).astype(np.int64) for batch in self.shards()])
+
+    def read(self, row: int) -> TargetSample:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a bank of {len(self)} rows")
+        index = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self._view(index).sample(row - int(self.starts[index]))
+
+    @cached_property
+    def _views(self) -> dict[int, _ShardRows]:
+        return {}
+
+    def _view(self, index: int) -> _ShardRows:
+        """The columns of shard `index`, made when they are first asked for."""
+        if index not in self._views:
+            self._views[index] = _ShardRows(self.shard(index), self.facts)
+        return self._views[index]
+
+
+class _ShardRows:
+    """The columns of one shard as arrays over the mapped file."""
+
+    def __init__(self, batch: pa.RecordBatch, facts: TargetFacts) -> None:
+        self._facts = facts
+        self._names = batch.column("sample")
+        self._ids, self._starts = list_values(batch.column("input_ids"))
+        self._masks, _ = list_values(batch.column("loss_mask"))
+        self._taps, self._hidden_starts = _hidden(batch.column("target_hidden_states"))
+        self._last, _ = _hidden(batch.column("target_last_hidden_states"))
+        self._positions: npt.NDArray[np.int32] | None = None
+        if facts.spans == "supervised":
+            self._positions, _ = list_values(batch.column("hidden_positions"))
+        if facts.codec == "fp8":
+            self._tap_scales, _ = _hidden(batch.column("target_hidden_scales"))
+            self._last_scales, _ = list_values(batch.column("target_last_hidden_scales"))
+
+    def sample(self, row: int) -> TargetSample:
+        tokens = slice(int(self._starts[row]), int(self._starts[row + 1]))
+        hidden = slice(int(self._hidden_starts[row]), int(self._hidden_starts[row + 1]))
+        taps, last = self._taps[hidden], self._last[hidden]
+        if self._facts.codec == "fp8":
+            taps = fp8_decode(taps, self._tap_scales[hidden])
+            last = fp8_decode(last, self._last_scales[hidden, None])
+        return TargetSample(
+            self._names[row].as_py(),
+            self._ids[tokens],
+            self._masks[tokens],
+            taps,
+            last,
+            None if self._positions is None else self._positions[hidden],
+        )
+
+
+def _hidden(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """A list of fixed-size lists as [sum of K, width] and the n + 1 offsets of its rows, without a copy."""
+    inner = column.flatten()
+    offsets = np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1, offset=4 * column.offset)
+    values = values_of(inner.flatten()).reshape(len(inner), inner.type.list_size)
+    return values, offsets - offsets[0]
+
+
+def facts_of(manifest: Manifest) -> TargetFacts:
+    """The facts that a target bank's manifest states."""
+    ids = manifest["target_layer_ids"]
+    return TargetFacts(
+        target_layer_ids=None if ids is None else tuple(ids),
+        layers=manifest["layers"],
+        hidden_size=manifest["hidden_size"],
+        target_model_name_or_path=manifest["target_model_name_or_path"],
+        last_hidden_norm=manifest["last_hidden_norm"],
+        loss_mask=manifest["loss_mask"],
+        codec=manifest["codec"],
+        spans=manifest["spans"],
+        vocab_size=manifest["vocab_size"],
+        num_hidden_layers=manifest["num_hidden_layers"],
+    )
+
+
+def manifest_of(facts: TargetFacts) -> dict[str, Any]:
+    """The same as fields of a manifest, with the conventions spelled out."""
+    return {
+        "target_layer_ids": None if facts.target_layer_ids is None else list(facts.target_layer_ids),
+        "layer_id_convention": BLOCK_OUTPUT,
+        "layers": facts.layers,
+        "hidden_size": facts.hidden_size,
+        "hidden_dtype": "bfloat16" if facts.codec == "bf16" else "float8_e4m3fn",
+        "target_model_name_or_path": facts.target_model_name_or_path,
+        "last_hidden_norm": facts.last_hidden_norm,
+        "loss_mask": facts.loss_mask,
+        "codec": facts.codec,
+        "spans": facts.spans,
+        "vocab_size": facts.vocab_size,
+        "num_hidden_layers": facts.num_hidden_layers,
+    }
+
+
+def open_target_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetBank:
+    """Open a committed target bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
+    path, manifest = open_committed(folder, expect)
+    if manifest["kind"] != KIND:
+        raise InputError(
+            f"{folder}: a bank of {manifest['kind']}, expected targets. Give a folder that `arrowbank targets import` or "
+            "`targets capture` has written."
+        )
+    return TargetBank(path, manifest)

@@ -1,0 +1,123 @@
+"""The stage `export`: a target bank becomes the files that a trainer reads unchanged, or is refused where they would mislead it.
+
+Every trainer assumes one convention for layers and one for the final norm, and none checks. What a bank says of itself is
+converted where that is exact, and otherwise refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arrowbank import __version__
+from arrowbank.bank.targets import SelectedRows, TargetRows, manifest_of, open_target_bank
+from arrowbank.errors import InputError
+from arrowbank.formats import deepspec
+from arrowbank.formats.folder import ExportFolder
+from arrowbank.progress import SILENT, Phase, Progress
+
+Write = Callable[[TargetRows, ExportFolder, "ExportConfig", str, Phase], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """`format` is one of FORMATS; `assume_norm` is the norm of last hidden states that a bank of "unknown" ones is to have."""
+
+    format: str
+    max_shard_bytes: int | None = None
+    assume_norm: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise InputError(f"--to {self.format}: expected one of {', '.join(FORMATS)}.")
+        if self.assume_norm not in (None, "post", "pre"):
+            raise InputError(f"--assume-norm {self.assume_norm}: expected post or pre.")
+        if self.max_shard_bytes is not None and self.max_shard_bytes < 1:
+            raise InputError(f"max_shard_bytes is {self.max_shard_bytes}, it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A trainer's format: its writer, the files that are its own, the one that comes last, and the norms it can hold."""
+
+    write: Write
+    owns: tuple[str, ...]
+    last: str
+    norms: tuple[str, ...]
+
+
+def export(
+    config: ExportConfig, bank: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Write the target bank `bank` in a trainer's format to `out`; what the last file says. Goes on where it stopped.
+
+    Raises InputError for what the format cannot hold or would mislabel, PlanMismatch where `out` holds another export, DiskFull,
+    BankLocked, CorruptBank.
+    """
+    format = FORMATS[config.format]
+    opened = open_target_bank(bank)
+    rows = _vouched(opened, config, format)
+    recipe = {
+        "format": config.format,
+        "rows": rows.digest,
+        "max_shard_bytes": config.max_shard_bytes,
+        **manifest_of(rows.facts),
+    }
+    with ExportFolder(out, recipe, owns=format.owns, last=format.last, restart=restart) as folder:
+        if folder.complete:
+            progress.message(f"{folder.folder}: already complete, nothing to do")
+            return {"format": config.format, "complete": True}
+        opened.check_hashes()
+        total = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
+        with progress.phase("export", total, unit="bytes", texts=len(rows.lengths)) as phase:
+            return format.write(rows, folder, config, opened.manifest["source"], phase)
+
+
+def _vouched(bank: TargetRows, config: ExportConfig, format: Format) -> TargetRows:
+    """The rows under the norm that they are to have; InputError where the format cannot hold what they are."""
+    facts = bank.facts
+    if facts.spans != "all":
+        raise InputError(
+            f"{bank.place}: keeps hidden states only where a loss token needs them, and {config.format} has no way to say so. "
+            "Make the bank with --spans all."
+        )
+    if facts.target_layer_ids is None:
+        raise InputError(f"{bank.place}: does not know which layers it holds. Import it again with --layers.")
+    norm = facts.last_hidden_norm
+    if config.assume_norm is not None:
+        if norm not in ("unknown", config.assume_norm):
+            raise InputError(
+                f"{bank.place}: its last hidden states are {norm}, not {config.assume_norm}: leave --assume-norm out."
+            )
+        norm = config.assume_norm
+    if norm == "unknown":
+        raise InputError(
+            f"{bank.place}: nobody said whether its last hidden states are after or before the final norm. Find out with "
+            "`arrowbank targets verify --model M`, then give --assume-norm post or pre."
+        )
+    if norm not in format.norms:
+        raise InputError(
+            f"{bank.place}: its last hidden states are {norm} (after the final norm: post; before: pre), {config.format} holds "
+            f"{' or '.join(format.norms)}. Capture or import the other."
+        )
+    return SelectedRows(bank, replace(facts, last_hidden_norm=norm, codec="bf16"), np.arange(len(bank.lengths)))
+
+
+def _deepspec(rows: TargetRows, folder: ExportFolder, config: ExportConfig, source: str, phase: Phase) -> dict[str, Any]:
+    return deepspec.write_cache(
+        rows,
+        folder,
+        source=source,
+        converter=f"arrowbank {__version__}",
+        max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
+        phase=phase,
+    )
+
+
+FORMATS: dict[str, Format] = {
+    "deepspec": Format(_deepspec, deepspec.OWNS, deepspec.MANIFEST, (deepspec.NORM,)),
+}

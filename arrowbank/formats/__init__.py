@@ -1,0 +1,9 @@
+"""Files of other people's programs: one file a format, each with a reader, a writer, or both.
+
+    safetensors.py   a safetensors file, mapped: what is in it, and its bytes
+    dump.py          an inference engine's dump of hidden states
+    deepspec.py      DeepSpec's target cache, version 2
+    folder.py        writing a folder that is whole or not there, and goes on after a crash
+
+What holds target rows is read as, and written from, `arrowbank.bank.targets.TargetRows`.
+"""

@@ -1,0 +1,317 @@
+"""An inference engine's dump: a folder with `index.jsonl`, one JSON object a line, and one safetensors file a sample.
+
+Engines name things differently; the first name present counts (see FILE_NAMES … MASK_NAMES). Before anything is written, every
+sample is looked at: its header, ids and mask, not its hidden states, which are read when they are on their way to disk. A
+sample that is no good is an error with line, file and tensor, or goes into quarantine, where that is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank.floats import E4M3, E5M2, Bits, bfloat16_bits
+from arrowbank.bank.targets import TargetFacts, TargetSample
+from arrowbank.errors import InputError
+from arrowbank.formats.safetensors import SafetensorsFile, Tensor
+from arrowbank.progress import SILENT, Progress
+
+INDEX = "index.jsonl"
+FILE_NAMES = ("file", "path", "safetensors", "sample", "shard")
+ID_NAMES = ("input_ids", "input_id", "ids", "tokens")
+TAP_NAMES = ("target_hidden_states", "hidden_states", "target_hidden")
+LAST_NAMES = ("target_last_hidden_states", "last_hidden_states", "target_last_hidden")
+MASK_NAMES = ("loss_mask", "loss_masks")
+LOSS_MASKS = ("ones_except_first", "all_ones", "from_dump")
+MAX_LINE = 1 << 24
+INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")
+MASKS = ("BOOL", *INTEGERS, "F16", "F32", "F64")
+FLOATS = ("F16", "F32", "F64", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpRules:
+    """How a dump is read. What is None is taken from the first sample, and checked on all others."""
+
+    target_layer_ids: tuple[int, ...] | None = None
+    hidden_size: int | None = None
+    loss_mask: str = "ones_except_first"
+    vocab_size: int | None = None
+    limit: int | None = None
+    allow_outside: bool = False
+    quarantine: bool = False
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A sample that was left out, and why."""
+
+    line: int
+    file: str
+    reason: str
+
+
+class _BadSample(Exception):
+    """Why a sample is no good: tensor, found, expected."""
+
+
+@dataclass
+class Dump:
+    """The good samples of a dump, as target rows."""
+
+    folder: Path
+    facts: TargetFacts
+    digest: str
+    files: list[Path]
+    lengths: npt.NDArray[np.int64]
+    quarantined: list[Quarantined] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        return str(self.folder)
+
+    def read(self, row: int) -> TargetSample:
+        """The sample; InputError when its file is no longer what it was."""
+        try:
+            return _Sample(SafetensorsFile(self.files[row]), self.facts.loss_mask).sample(self.facts)
+        except _BadSample as error:
+            raise InputError(f"{self.files[row]}: {error}. It was good before: leave a dump alone while it is read.") from None
+
+
+def open_dump(folder: str | Path, rules: DumpRules, *, target_model: str, norm: str, progress: Progress = SILENT) -> Dump:
+    """Look at every sample of the dump in `folder`.
+
+    Raises InputError with line, file, tensor, found and expected for the first sample that is no good (unless
+    `rules.quarantine`), and for a dump without a good sample.
+    """
+    survey = _Survey(Path(folder), rules, target_model, norm)
+    with progress.phase("look", None, unit="samples") as phase:
+        for number, line in _lines(Path(folder) / INDEX):
+            if rules.limit is not None and len(survey.files) >= rules.limit:
+                break
+            survey.take(number, line)
+            phase.advance(1)
+    return survey.finish()
+
+
+def _lines(index: Path) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of the lines that are not blank."""
+    try:
+        with index.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE + 1):
+                number += 1
+                if len(line) > MAX_LINE:
+                    raise InputError(f"{index} line {number}: longer than {MAX_LINE} bytes. Give one JSON object a line.")
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise InputError(
+            f"{index}: cannot be read ({error.strerror}). A dump is a folder with {INDEX} and one .safetensors a sample."
+        ) from None
+
+
+class _Survey:
+    """The look at a dump, sample by sample."""
+
+    def __init__(self, folder: Path, rules: DumpRules, target_model: str, norm: str) -> None:
+        self._folder, self._rules, self._target_model, self._norm = folder, rules, target_model, norm
+        self._root = folder.resolve()
+        self._facts: TargetFacts | None = None
+        self._content = hashlib.sha256()
+        self._seen: dict[Path, int] = {}
+        self.files: list[Path] = []
+        self._lengths: list[int] = []
+        self._quarantined: list[Quarantined] = []
+
+    def take(self, number: int, line: bytes) -> None:
+        name = ""
+        try:
+            name = _file_of(line)
+            path = self._path(name, number)
+            self._look(path)
+        except (_BadSample, InputError) as error:
+            self._refuse(number, name, str(error))
+
+    def finish(self) -> Dump:
+        if self._facts is None or not self.files:
+            why = f": {self._quarantined[0].reason}" if self._quarantined else ""
+            raise InputError(f"{self._folder}: no good sample in {INDEX} ({len(self._quarantined)} bad ones{why}).")
+        return Dump(
+            self._folder,
+            self._facts,
+            self._content.hexdigest(),
+            self.files,
+            np.array(self._lengths, np.int64),
+            self._quarantined,
+        )
+
+    def _path(self, name: str, number: int) -> Path:
+        try:
+            path = (self._folder / name).resolve()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file system has
+            raise _BadSample(f"not the name of a file ({error})") from None
+        if not self._rules.allow_outside and not path.is_relative_to(self._root):
+            raise _BadSample(f"lies outside the dump, at {path}; give --allow-outside if that is meant")
+        if path in self._seen:
+            raise _BadSample(f"is the sample of line {self._seen[path]} already; expected one line a sample")
+        if not is_file:
+            raise _BadSample("the file is missing")
+        self._seen[path] = number
+        return path
+
+    def _look(self, path: Path) -> None:
+        """Check the sample and take it up."""
+        found = _Sample(SafetensorsFile(path), self._rules.loss_mask)
+        facts = self._facts or self._facts_of(found)
+        found.check(facts)
+        input_ids, loss_mask = found.input_ids(), found.loss_mask()
+        _check_ids(input_ids, self._rules.vocab_size)
+        self._facts = facts
+        for part in (path.name.encode(), found.file.header, input_ids.tobytes(), loss_mask.tobytes()):
+            self._content.update(part)
+        self.files.append(path)
+        self._lengths.append(len(input_ids))
+
+    def _facts_of(self, first: _Sample) -> TargetFacts:
+        """What the first sample says of width and layers, held against what was asked for."""
+        rules, tokens = self._rules, first.tokens
+        hidden_size = rules.hidden_size or _elements(first.last) // tokens
+        shape = first.taps.shape
+        layers = shape[1] if len(shape) == 3 else (shape[1] // hidden_size if len(shape) == 2 and hidden_size else 0)
+        if rules.target_layer_ids is not None:
+            layers = len(rules.target_layer_ids)
+        return TargetFacts(
+            target_layer_ids=rules.target_layer_ids,
+            layers=layers,
+            hidden_size=hidden_size,
+            target_model_name_or_path=self._target_model,
+            last_hidden_norm=self._norm,
+            loss_mask=rules.loss_mask,
+            vocab_size=rules.vocab_size,
+        )
+
+    def _refuse(self, number: int, name: str, reason: str) -> None:
+        if not self._rules.quarantine:
+            where = f": {name}" if name else ""
+            raise InputError(
+                f"{self._folder / INDEX} line {number}{where}: {reason}. Mend or remove it, or give --on-bad-sample quarantine "
+                "to leave such samples out."
+            )
+        self._quarantined.append(Quarantined(number, name, reason))
+
+
+def _file_of(line: bytes) -> str:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadSample(f"not JSON ({error})") from None
+    name = next((entry[key] for key in FILE_NAMES if key in entry), None) if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise _BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
+    return name
+
+
+class _Sample:
+    """A sample's tensors under their first present names, and what they come to."""
+
+    def __init__(self, file: SafetensorsFile, loss_mask: str) -> None:
+        self.file, self._rule = file, loss_mask
+        self.ids, self.taps, self.last = (self._find(names) for names in (ID_NAMES, TAP_NAMES, LAST_NAMES))
+        self.mask = self._find(MASK_NAMES) if loss_mask == "from_dump" else None
+        self.tokens = _elements(self.ids)
+        if not self.tokens:
+            _expected(self.ids, "at least one token")
+
+    def _find(self, names: tuple[str, ...]) -> Tensor:
+        found = next((self.file.tensors[name] for name in names if name in self.file.tensors), None)
+        if found is None:
+            there = ", ".join(self.file.tensors) or "none"
+            raise _BadSample(f"no tensor {' or '.join(names)}; the file has: {there}")
+        return found
+
+    def check(self, facts: TargetFacts) -> None:
+        """Raise _BadSample for hidden states of a shape or type that does not fit."""
+        S, L, H = self.tokens, facts.layers, facts.hidden_size
+        if self.taps.shape not in ((S, L, H), (S, L * H)) or not L * H:
+            _expected(self.taps, f"({S}, {L}, {H}) or ({S}, {L * H}): tokens, layers, hidden size")
+        if _elements(self.last) != S * H:
+            _expected(self.last, f"({S}, {H}): tokens, hidden size")
+        for tensor in (self.taps, self.last):
+            if tensor.dtype not in FLOATS:
+                _expected(tensor, f"one of {', '.join(FLOATS)}")
+
+    def sample(self, facts: TargetFacts) -> TargetSample:
+        """The checked sample, its hidden states as bfloat16 bits: over the map where they are bfloat16 already."""
+        self.check(facts)
+        return TargetSample(
+            self.file.path.name,
+            self.input_ids(),
+            self.loss_mask(),
+            self._bits(self.taps).reshape(self.tokens, -1),
+            self._bits(self.last).reshape(self.tokens, -1),
+        )
+
+    def input_ids(self) -> npt.NDArray[np.int32]:
+        if self.ids.dtype not in INTEGERS:
+            _expected(self.ids, "integers")
+        ids = self.file.array(self.ids)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > np.iinfo(np.int32).max:
+            raise _BadSample(f"tensor {self.ids.name} has token id {low if low < 0 else high}; expected 0 or more, in 32 bits")
+        return ids.astype(np.int32)
+
+    def loss_mask(self) -> npt.NDArray[np.uint8]:
+        if self.mask is None:
+            mask = np.ones(self.tokens, np.uint8)
+            if self._rule == "ones_except_first":
+                mask[0] = 0
+            return mask
+        if _elements(self.mask) != self.tokens or self.mask.dtype not in MASKS:
+            _expected(self.mask, f"({self.tokens},), one for each token, of {', '.join(MASKS)}")
+        values = self.file.array(self.mask)
+        if not np.isin(values, (0, 1)).all():
+            raise _BadSample(f"tensor {self.mask.name} has values other than 0 and 1; expected a mask")
+        return values.astype(np.uint8)
+
+    def _bits(self, tensor: Tensor) -> Bits:
+        values = self.file.array(tensor)
+        eighths = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
+        bits: Bits
+        if tensor.dtype == "BF16":
+            bits = values
+        elif tensor.dtype in eighths:
+            bits = eighths[tensor.dtype][values]
+        else:
+            bits = bfloat16_bits(values)
+        return bits
+
+
+def _check_ids(ids: npt.NDArray[np.int32], vocab_size: int | None) -> None:
+    if vocab_size is not None and int(ids.max()) >= vocab_size:
+        at = int(ids.argmax())
+        raise _BadSample(f"token id {ids[at]} at position {at}; expected less than --vocab-size {vocab_size}")
+
+
+def _elements(tensor: Tensor) -> int:
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    return count
+
+
+def _expected(tensor: Tensor, expected: str) -> NoReturn:
+    raise _BadSample(f"tensor {tensor.name} is {tensor.dtype} of shape {tensor.shape}; expected {expected}")
+
+
+def quarantine_lines(quarantined: list[Quarantined]) -> bytes:
+    """What was left out, as JSON lines."""
+    return b"".join(json.dumps(vars(one), ensure_ascii=False).encode() + b"\n" for one in quarantined)

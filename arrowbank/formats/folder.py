@@ -1,0 +1,110 @@
+"""A folder in a trainer's format, written so that it is whole or not there, and goes on after a crash.
+
+Each file is published with a receipt (see `arrowbank.bank.journal`); the format's last file is written when all others are there,
+and the receipts go. The same export again keeps what has a receipt; another one into the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from arrowbank.bank.files import FolderLock, HashedFile, explained, publish_bytes
+from arrowbank.bank.journal import Journal
+from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json
+from arrowbank.bank.writer import ShardWriter
+from arrowbank.errors import InputError, PlanMismatch
+
+
+class ExportFolder:
+    """The one writer of an export, as a context manager.
+
+    `recipe` is everything that decides the files. `owns` are the patterns of the format's file names, `last` is the file whose
+    presence means that the export is whole, and whose bytes hold the plan (`mark`).
+
+    Raises InputError for a folder that holds something else, PlanMismatch where it holds another export (unless `restart`),
+    BankLocked, CorruptBank.
+    """
+
+    def __init__(
+        self, folder: str | Path, recipe: Mapping[str, Any], *, owns: tuple[str, ...], last: str, restart: bool
+    ) -> None:
+        self.folder = Path(folder)
+        self.digest = hashlib.sha256(canonical_json(recipe)).hexdigest()
+        self.receipts: dict[str, Receipt] = {}
+        self._owns, self._last, self._restart = owns, last, restart
+        self._journal = Journal(self.folder, self.digest)
+        self._writer = ShardWriter(self.folder, self.digest)
+        self._lock: FolderLock | None = None
+
+    @property
+    def mark(self) -> str:
+        """What the last file holds of the plan: sixteen digits that no other export has."""
+        return self.digest[:16]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the folder holds this export whole."""
+        path = self.folder / self._last
+        return path.is_file() and self.mark.encode() in path.read_bytes()
+
+    def __enter__(self) -> ExportFolder:
+        there = self._inside()
+        if foreign := sorted(name for name in there if not any(fnmatch(name, pattern) for pattern in self._owns)):
+            raise InputError(
+                f"{self.folder}: holds files that are no part of this format ({foreign[0]}, …). Give a new folder."
+            )
+        with explained(self.folder):
+            self._journal.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self._journal.folder)
+        try:
+            self._open(there)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if (self.folder / self._last).exists() or not any(self._journal.folder.glob("*.json")):
+            self._journal.drop()
+        if self._lock:
+            self._lock.release()
+
+    def _inside(self) -> list[str]:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{self.folder}: is a file. Give a folder.")
+        files = (path for path in self.folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
+        names = (path.relative_to(self.folder).as_posix() for path in files)
+        return [name for name in names if not name.startswith(f"{JOURNAL}/")]
+
+    def _open(self, there: list[str]) -> None:
+        self._journal.sweep()
+        if self.complete:
+            return
+        if there and self._restart:
+            (self.folder / self._last).unlink(missing_ok=True)
+            for name in there:
+                (self.folder / name).unlink(missing_ok=True)
+            self._journal.forget_all()
+        elif (self.folder / self._last).exists() or self._journal.has_others():
+            raise PlanMismatch(
+                f"{self.folder}: holds another export. Give --restart to throw it away, or another folder to keep it."
+            )
+        self.receipts = self._journal.read(deep=True)
+
+    def write(self, name: str, write: Callable[[HashedFile], object]) -> Receipt:
+        """Publish the file `name` (a relative path) through `write`; one with a receipt is kept."""
+        if name not in self.receipts:
+            path = self.folder / name
+            with explained(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self.receipts[name] = self._writer.write_file(name, write)
+        return self.receipts[name]
+
+    def finish(self, data: bytes) -> None:
+        """Publish the last file."""
+        publish_bytes(self.folder / self._last, data)

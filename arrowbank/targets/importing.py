@@ -1,0 +1,390 @@
+"""The stage `targets import`: hidden states that lie somewhere already become a target bank, or a trainer's cache in one step.
+
+Rows are looked at before anything is written (see `arrowbank.formats.dump`). Hidden states that are bfloat16 already go from the
+mapped source to the shard as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arrowbank import __version__
+from arrowbank.bank import BankWriter
+from arrowbank.bank.card import card
+from arrowbank.bank.files import free_bytes, human_bytes, publish_json, require_space
+from arrowbank.bank.floats import all_finite
+from arrowbank.bank.manifest import Manifest, read_json, shard_name
+from arrowbank.bank.promised import write_promised
+from arrowbank.bank.target_shards import SHARD_BYTES, ShardSource, Tally, nonfinite_values, target_shards
+from arrowbank.bank.targets import (
+    CODECS,
+    KIND,
+    NORMS,
+    SPANS,
+    SelectedRows,
+    TargetFacts,
+    TargetRows,
+    TargetSample,
+    manifest_of,
+    needed_positions,
+)
+from arrowbank.errors import DiskFull, InputError
+from arrowbank.formats import deepspec, dump
+from arrowbank.formats.folder import ExportFolder
+from arrowbank.plan import Shard
+from arrowbank.progress import SILENT, Progress
+
+METHOD = 1  # raise it when the same rows would give other bytes
+QUARANTINE = "quarantine.jsonl"
+ON_NONFINITE = ("error", "keep", "drop")
+ON_BAD_SAMPLE = ("error", "quarantine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """How hidden states are read, and what is kept of them.
+
+    `target_model` is the very string that the trainer will be given; it and the next four may be left out where the source
+    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post") or before ("pre") the final norm.
+    """
+
+    target_model: str | None = None
+    target_layer_ids: tuple[int, ...] | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+    last_hidden_norm: str = "post"
+    loss_mask: str = "ones_except_first"
+    on_nonfinite: str = "error"
+    on_bad_sample: str = "error"
+    allow_outside: bool = False
+    limit: int | None = None
+    codec: str = "bf16"
+    spans: str = "all"
+    max_shard_bytes: int | None = None
+    budget_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        choices = {
+            "last_hidden_norm": NORMS,
+            "loss_mask": dump.LOSS_MASKS,
+            "on_nonfinite": ON_NONFINITE,
+            "on_bad_sample": ON_BAD_SAMPLE,
+            "codec": CODECS,
+            "spans": SPANS,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}.")
+        for name in ("hidden_size", "vocab_size", "limit", "max_shard_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; expected at least 1.")
+        check_layers(self.target_layer_ids)
+
+
+def check_layers(layers: tuple[int, ...] | None) -> None:
+    """InputError for layer ids that are not ascending from −1 (the embeddings) on."""
+    if layers is not None and (not layers or list(layers) != sorted(set(layers)) or layers[0] < -1):
+        raise InputError(
+            f"--layers {','.join(map(str, layers))}: expected ascending ids of decoder blocks, each once, −1 for the embeddings, "
+            "as in --layers 1,11,21."
+        )
+
+
+@dataclass
+class Found:
+    """The rows of a source that are to be imported, and what was left out."""
+
+    rows: TargetRows
+    source: str
+    quarantined: list[dump.Quarantined] = field(default_factory=list)
+    nonfinite: int = 0
+
+    def dropped(self) -> dict[str, int]:
+        return {"quarantined": len(self.quarantined), "nonfinite": self.nonfinite}
+
+
+def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> Found:
+    """The rows in `source`: an engine's dump, or a DeepSpec cache. Nothing is written.
+
+    Raises InputError for a folder that is none of these, and for a sample that is no good.
+    """
+    folder = Path(source)
+    if (folder / deepspec.INDEX).is_file():
+        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), folder.name)
+    else:
+        opened = _open_dump(config, folder, progress)
+        found = Found(opened, folder.resolve().name, opened.quarantined)
+    return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
+
+
+def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
+    if config.target_model is None:
+        raise InputError(f"{folder}: a dump does not say which model it is of. Give --target-model NAME.")
+    rules = dump.DumpRules(
+        target_layer_ids=config.target_layer_ids,
+        hidden_size=config.hidden_size,
+        loss_mask=config.loss_mask,
+        vocab_size=config.vocab_size,
+        limit=config.limit,
+        allow_outside=config.allow_outside,
+        quarantine=config.on_bad_sample == "quarantine",
+    )
+    return dump.open_dump(folder, rules, target_model=config.target_model, norm=config.last_hidden_norm, progress=progress)
+
+
+def _relabelled(config: ImportConfig, rows: TargetRows) -> TargetRows:
+    """Rows of a source that names its layers and widths itself: what the user says must agree."""
+    facts = rows.facts
+    for name in ("target_layer_ids", "hidden_size"):
+        said, there = getattr(config, name), getattr(facts, name)
+        if said is not None and there is not None and said != there:
+            raise InputError(
+                f"{rows.place}: {name} is {there}, expected {said}. Leave the option out, or give the right source."
+            )
+    facts = replace(
+        facts,
+        target_layer_ids=facts.target_layer_ids or config.target_layer_ids,
+        target_model_name_or_path=config.target_model or facts.target_model_name_or_path,
+        vocab_size=config.vocab_size or facts.vocab_size,
+    )
+    if not facts.target_model_name_or_path:
+        raise InputError(f"{rows.place}: does not say which model it is of. Give --target-model NAME.")
+    return SelectedRows(rows, facts, np.arange(len(rows.lengths))[: config.limit])
+
+
+def _finite_only(found: Found, progress: Progress) -> Found:
+    """Without the rows that hold NaN or Inf: all hidden states are read for it, once."""
+    rows, kept = found.rows, []
+    with progress.phase("check", len(rows.lengths), unit="samples") as phase:
+        for row in range(len(rows.lengths)):
+            sample = rows.read(row)
+            if all_finite(sample.taps) and all_finite(sample.last):
+                kept.append(row)
+            phase.advance(1)
+    if not kept:
+        raise InputError(f"{rows.place}: no sample is free of NaN and Inf. Give --on-nonfinite keep, or make them again.")
+    found.nonfinite = len(rows.lengths) - len(kept)
+    if found.nonfinite:
+        found.rows = SelectedRows(rows, rows.facts, np.array(kept, np.int64))
+    return found
+
+
+def require_budget(needed: int, budget: int | None, what: str) -> None:
+    """DiskFull when `needed` is past a budget that the user has set."""
+    if budget is not None and needed > budget:
+        raise DiskFull(
+            f"{what} takes {human_bytes(needed)}, the budget is {human_bytes(budget)}. Tap fewer layers, give --codec fp8 (half), "
+            "--spans supervised, --limit, or a larger --budget-gb."
+        )
+
+
+@dataclass(frozen=True)
+class TargetEstimate:
+    """What a target bank will take. `bytes` is what is written, `free_bytes` what the disk has."""
+
+    samples: int
+    tokens: int
+    bytes_a_token: int
+    bytes: int
+    free_bytes: int
+    budget_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for it, and the budget."""
+        return self.bytes <= min(self.free_bytes, self.bytes if self.budget_bytes is None else self.budget_bytes)
+
+
+def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
+    """The facts of the bank that `rows` become."""
+    return replace(rows.facts, codec=config.codec, spans=config.spans if rows.facts.spans == "all" else rows.facts.spans)
+
+
+def estimate_import(
+    config: ImportConfig, source: str | Path, out: str | Path, *, progress: Progress = SILENT
+) -> TargetEstimate:
+    """What `import_targets` with the same arguments will take, by the samples themselves. Raises what it raises before it writes."""
+    rows = find_rows(config, source, progress=progress).rows
+    facts = bank_facts(config, rows)
+    kept = rows.lengths
+    if facts.spans == "supervised":
+        kept = np.array([len(needed_positions(rows.read(row).loss_mask)) for row in range(len(kept))])
+    return TargetEstimate(
+        samples=len(rows.lengths),
+        tokens=int(rows.lengths.sum()),
+        bytes_a_token=facts.sample_bytes(1),
+        bytes=facts.sample_bytes(int(rows.lengths.sum()), int(kept.sum())),
+        free_bytes=free_bytes(Path(out)),
+        budget_bytes=config.budget_bytes,
+    )
+
+
+def import_targets(
+    config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+) -> Manifest:
+    """Import the hidden states in `source` into the target bank `out`; its manifest. Goes on where an earlier run stopped.
+
+    Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull.
+    """
+    found = find_rows(config, source, progress=progress)
+    rows, facts = found.rows, bank_facts(config, found.rows)
+    shard_bytes = config.max_shard_bytes or SHARD_BYTES
+    shards = target_shards(rows.lengths, facts, shard_bytes)
+    recipe = {"method": METHOD, "rows": rows.digest, "shard_bytes": shard_bytes, **manifest_of(facts)}
+    fields = {
+        **manifest_of(facts),
+        "text_count": len(rows.lengths),
+        "source": found.source,
+        "model_fingerprint": None,
+        "tokenizer_fingerprint": None,
+        "chat_template_sha256": None,
+    }
+    with BankWriter(out, kind=KIND, recipe=recipe, restart=restart, manifest=fields) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return bank.manifest
+        todo = [shard for shard in shards if not is_done(bank, shard)]
+        needed = sum(facts.sample_bytes(int(rows.lengths[shard.start : shard.stop].sum())) for shard in todo)
+        require_budget(needed, config.budget_bytes, "the target bank")
+        require_space(bank.folder, needed, "the target bank")
+        with progress.phase("import", len(rows.lengths), unit="samples") as phase:
+            for shard in shards:
+                if shard in todo:
+                    _write_shard(bank, ShardSource(rows, shard, facts, keep_nonfinite=config.on_nonfinite != "error"), shard)
+                phase.advance(shard.rows)
+        if found.quarantined:
+            bank.write_file(QUARANTINE, lambda file: file.write(dump.quarantine_lines(found.quarantined)))
+        return commit_targets(bank, shards, facts, found.dropped())
+
+
+def tally_file(folder: Path, shard: int) -> Path:
+    """Where the counts of a shard lie while the bank is being built."""
+    return folder / f"tally-{shard:05d}.json"
+
+
+def is_done(bank: BankWriter, shard: Shard) -> bool:
+    """Whether a shard and its counts are there."""
+    return shard.index in bank.done_shards and tally_file(bank.work_dir, shard.index).exists()
+
+
+def _write_shard(bank: BankWriter, source: ShardSource, shard: Shard) -> None:
+    receipt = bank.shards.write_file(
+        shard_name(shard.index), lambda file: write_promised(file, source.batch, source.promises), rows=shard.rows
+    )
+    bank.work_dir.mkdir(exist_ok=True)
+    publish_json(tally_file(bank.work_dir, shard.index), vars(source.tally))
+    bank.accept(receipt)
+
+
+def commit_targets(bank: BankWriter, shards: list[Shard], facts: TargetFacts, dropped: dict[str, int]) -> Manifest:
+    """Commit the bank with the counts of all its shards; its manifest."""
+    tally = Tally()
+    for shard in shards:
+        tally.add(Tally(**read_json(tally_file(bank.work_dir, shard.index))))
+    counts: dict[str, Any] = {
+        "kept": tally.rows,
+        "dropped": dropped,
+        "tokens": tally.tokens,
+        "loss_tokens": tally.loss_tokens,
+        "hidden_tokens": tally.hidden_tokens,
+    }
+    fields = {"counts": counts, "nonfinite": tally.nonfinite}
+    if facts.codec != "bf16":
+        fields["codec_error"] = tally.codec_error()
+    return bank.commit(rows=tally.rows, card=_card(facts, counts), manifest=fields)
+
+
+def _card(facts: TargetFacts, counts: dict[str, Any]) -> str:
+    return card(
+        "Target bank",
+        rows=counts["kept"],
+        tags=("speculative-decoding",),
+        facts={
+            "target model": facts.target_model_name_or_path,
+            "samples": counts["kept"],
+            "tokens": counts["tokens"],
+            "tokens in the loss": f"{counts['loss_tokens']:,} ({facts.loss_mask})",
+            "layers (what decoder block i puts out)": ", ".join(facts.layer_names),
+            "last hidden states": f"{facts.last_hidden_norm} norm",
+            "stored as": facts.codec,
+        },
+        snippet='from arrowbank import open_targets\n\nrow = open_targets("path/to/this/folder")[0]',
+    )
+
+
+def import_to_deepspec(
+    config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Import the hidden states in `source` straight into a DeepSpec cache at `out`; the cache's manifest.
+
+    Raises what `import_targets` raises, and InputError for what a cache cannot hold.
+    """
+    if config.codec != "bf16" or config.spans != "all":
+        raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
+    if config.last_hidden_norm != deepspec.NORM:
+        raise InputError(
+            f"--to deepspec holds last hidden states after the final norm (post), these are {config.last_hidden_norm}. "
+            "Import into a bank instead, or say post if they are."
+        )
+    found = find_rows(config, source, progress=progress)
+    if found.rows.facts.target_layer_ids is None:
+        raise InputError("--to deepspec names the layers: give --layers, as in --layers 1,11,21.")
+    rows = _Watched(found.rows, keep=config.on_nonfinite != "error")
+    needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
+    require_budget(needed, config.budget_bytes, "the cache")
+    recipe = {"format": "deepspec", "rows": rows.digest, "max_shard_bytes": config.max_shard_bytes, **manifest_of(rows.facts)}
+    with ExportFolder(out, recipe, owns=(*deepspec.OWNS, QUARANTINE), last=deepspec.MANIFEST, restart=restart) as folder:
+        if folder.complete:
+            progress.message(f"{folder.folder}: already complete, nothing to do")
+            return deepspec.DeepSpecCache(folder.folder).manifest
+        if found.quarantined:
+            folder.write(QUARANTINE, lambda file: file.write(dump.quarantine_lines(found.quarantined)))
+        with progress.phase("write", needed, unit="bytes", texts=len(rows.lengths)) as phase:
+            manifest = deepspec.write_cache(
+                rows,
+                folder,
+                source=found.source,
+                converter=f"arrowbank {__version__}",
+                max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
+                phase=phase,
+            )
+    for layer, count in rows.nonfinite.items():
+        progress.message(f"layer {layer}: {count:,} values are NaN or Inf, kept")
+    return manifest
+
+
+@dataclass
+class _Watched:
+    """Rows whose hidden states are looked at as they pass."""
+
+    rows: TargetRows
+    keep: bool
+    nonfinite: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> TargetFacts:
+        return self.rows.facts
+
+    @property
+    def lengths(self) -> Any:
+        return self.rows.lengths
+
+    @property
+    def digest(self) -> str:
+        return self.rows.digest
+
+    @property
+    def place(self) -> str:
+        return self.rows.place
+
+    def read(self, row: int) -> TargetSample:
+        sample = self.rows.read(row)
+        for hidden, layers in ((sample.taps, self.facts.layer_names), (sample.last, ["last"])):
+            for layer, count in nonfinite_values(self.place, sample.name, hidden, layers, keep=self.keep).items():
+                self.nonfinite[layer] = self.nonfinite.get(layer, 0) + count
+        return sample
