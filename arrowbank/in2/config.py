@@ -1,0 +1,159 @@
+"""The options of an arm, and everything about them that can be refused without reading a file."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from typing import Any
+
+from arrowbank.errors import InputError
+
+ARMS = ("a", "b", "c")
+SPLITS = ("train", "val")
+DTYPES = {"uint16": 1 << 16, "uint32": 1 << 32}
+PAD_TAIL = 4  # a loader shifts labels by one: an answer stays clear of an example's end
+SHARD_TOKENS = 100_000_000  # the loader behind the raw format ignores what is past it
+# the options that matched arms must share, by their names here and on the command line
+SHARED = {
+    "length": "--length",
+    "examples": "--examples",
+    "triples": "--triples",
+    "key_len": "--key-len",
+    "val_len": "--val-len",
+    "alphabet": "--alphabet",
+    "decoys": "--decoys",
+    "min_distance": "--min-distance",
+    "vocab": "--vocab",
+    "seed": "--seed",
+    "split": "--split",
+    "dtype": "--dtype",
+    "fillers": "--filler",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class In2Config:
+    """One arm. Counts and lengths are in tokens.
+
+    `decoys` None: a quarter of the triples. `shards` raw files hold ceil(examples / shards) examples each. `align`: the number of
+    examples must be a multiple of it (a loader's batch × ranks). `unique_keys`: a key that its example holds twice, or that
+    its filler holds, is an error. `tokenizer` is for fillers that are texts.
+    """
+
+    arm: str
+    length: int
+    examples: int
+    triples: int = 64
+    key_len: int = 4
+    val_len: int = 8
+    alphabet: int = 512
+    decoys: int | None = None
+    min_distance: int = 64
+    vocab: int = 50304
+    seed: int = 0
+    split: str = "train"
+    shards: int = 1
+    align: int | None = None
+    unique_keys: bool = False
+    dtype: str = "uint16"
+    mirror: bool = True
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("arm", ARMS), ("split", SPLITS), ("dtype", tuple(DTYPES))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"--{name} {getattr(self, name)}: expected one of {', '.join(allowed)}.")
+        for name in ("length", "examples", "triples", "key_len", "val_len", "alphabet", "vocab", "shards", "align"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("decoys", "min_distance", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        if sys.byteorder != "little":
+            raise InputError("this machine is big-endian, the files are little-endian. Build them on another one.")
+        self._check_vocab()
+        if self.arm != "a":
+            self._check_room()
+        self._check_examples()
+
+    def _check_vocab(self) -> None:
+        if self.alphabet > self.vocab:
+            raise InputError(
+                f"--alphabet {self.alphabet} is larger than --vocab {self.vocab}: keys and values would be no tokens. Give at "
+                f"most {self.vocab}."
+            )
+        if self.vocab > DTYPES[self.dtype]:
+            larger = " Give --dtype uint32." if self.dtype == "uint16" else ""
+            raise InputError(f"--vocab {self.vocab} does not fit {self.dtype} (below {DTYPES[self.dtype]:,}).{larger}")
+
+    def _check_room(self) -> None:
+        room = self.last_site - self.first_site
+        if room <= 0:
+            least = self.first_site + self.span + PAD_TAIL + 1
+            raise InputError(
+                f"--length {self.length} is too small: sites lie from {self.first_site} (span and --min-distance) to "
+                f"{self.last_site} (length − {PAD_TAIL} − span). Give at least {least}."
+            )
+        if (fit := room // (2 * self.span) + 1) < self.triples:
+            raise InputError(
+                f"--length {self.length} is too small for {self.triples} triples: at most {fit} sites lie {2 * self.span} tokens "
+                "apart. Give fewer --triples or a larger --length."
+            )
+
+    def _check_examples(self) -> None:
+        if self.align and self.examples % self.align:
+            below = self.examples - self.examples % self.align
+            nearest = (below or below + self.align, below + (self.align if below else 2 * self.align))
+            raise InputError(
+                f"--examples {self.examples} is not a multiple of --align {self.align}: a loader would drop or mix the rest. The "
+                f"nearest that are: {nearest[0]} and {nearest[1]}."
+            )
+        if self.length > SHARD_TOKENS:
+            raise InputError(f"--length {self.length} is more than a shard may hold ({SHARD_TOKENS:,} tokens).")
+        if self.per_shard * self.length > SHARD_TOKENS:
+            most = SHARD_TOKENS // self.length
+            raise InputError(
+                f"--shards {self.shards} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
+                f"{SHARD_TOKENS:,}. Give at least --shards {-(-self.examples // most)}."
+            )
+        if (used := -(-self.examples // self.per_shard)) < self.shards:
+            raise InputError(
+                f"--shards {self.shards} leaves {self.shards - used} files without an example: {self.examples} examples go "
+                f"{self.per_shard} a file. Give --shards {used}."
+            )
+
+    @property
+    def span(self) -> int:
+        """Tokens of a key with its value."""
+        return self.key_len + self.val_len
+
+    @property
+    def decoy_count(self) -> int:
+        return self.triples // 4 if self.decoys is None else self.decoys
+
+    @property
+    def first_site(self) -> int:
+        return self.span + self.min_distance
+
+    @property
+    def last_site(self) -> int:
+        return self.length - PAD_TAIL - self.span
+
+    @property
+    def per_shard(self) -> int:
+        """Examples in a raw shard; the last may have fewer."""
+        return -(-self.examples // self.shards)
+
+    @property
+    def shard_examples(self) -> list[range]:
+        """The examples of each raw shard."""
+        starts = range(0, self.examples, self.per_shard)
+        return [range(start, min(start + self.per_shard, self.examples)) for start in starts]
+
+    def recipe(self) -> dict[str, Any]:
+        """The options that decide the files."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**options, "decoys": self.decoy_count}
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}.")
