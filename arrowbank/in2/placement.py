@@ -1,8 +1,8 @@
 """One example: where its sites, needles and decoys lie, and which keys and values they hold.
 
 Sites, keys, values and decoys' tokens come from one stream and are the same in every arm; the places of needles and decoys come
-from another, which only they use. Whether a place is free is a byte a start: a span is [start, start + span), so a span that lies at
-q takes every start from q − span + 1 to q + span − 1 away from the others.
+from another, which only they use. Whether a start is free is a byte: a span that lies at q takes the starts from q − span + 1 to
+q + span − 1 away from the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Placement:
         ratio = (1 << config.alphabet.bit_length()) / config.alphabet
         drawn = (config.triples + config.decoy_count) * config.span
         self._words = int(1.1 * ratio * drawn) + 4 * config.triples + FIRST_WORDS
-        self._taken = bytes([1]) * (4 * config.span)
 
     def filler_start(self, example: int, tokens: int) -> int:
         """Where example `example` starts in its filler of `tokens` tokens."""
@@ -55,9 +54,9 @@ class Placement:
 
     def place(self, example: int) -> Planted:
         """Everything that example `example` plants. Raises InputError where something finds no place."""
-        config = self.config
+        config, span = self.config, self.config.span
         if config.arm == "a":
-            nothing = np.empty((0, config.span), np.uint32)
+            nothing = np.empty((0, span), np.uint32)
             return Planted([], [], nothing, [], nothing)
         base = base_seed(config.seed, config.length, example)
         stream = Stream(base + SITE, self._words)
@@ -65,26 +64,36 @@ class Placement:
         keys = stream.many_below(config.alphabet, config.triples * config.key_len).reshape(config.triples, -1)
         values = stream.many_below(config.alphabet, config.triples * config.val_len).reshape(config.triples, -1)
         spans = np.concatenate([keys, values], axis=1)[self._order(stream)]
-        blocked = bytearray(config.length + 4 * config.span)
-        for site in sites:
-            self._block(blocked, site)
-        places = Stream(base + ARM + ord(config.arm))
-        needles = self._needles(places, sites, blocked, example)
         # decoys draw tokens from one stream and places from the other, so the tokens of all can be drawn at once
-        decoy_spans = stream.many_below(config.alphabet, config.decoy_count * config.span).reshape(-1, config.span)
-        decoys, placed = self._decoys(places, blocked)
-        return Planted(sites, needles, spans, decoys, decoy_spans[placed])
+        decoy_spans = stream.many_below(config.alphabet, config.decoy_count * span).reshape(-1, span)
+        free = _Starts(config.length, span)
+        for site in sites:
+            free.take(site)
+        places = Stream(base + ARM + ord(config.arm))
+        if config.arm == "b":
+            bounds = [site - span for site in sites]
+            needles = [place if free.take(place) else None for place in bounds]
+        else:
+            bounds = [site - config.min_distance - span + 1 for site in sites]
+            needles = free.draw(places, bounds)
+        if None in needles:
+            raise InputError(
+                f"example {example}: no free place for the needle of the probe at {sites[needles.index(None)]}; a skipped needle "
+                "would make the arms differ. Give fewer --triples, a smaller --min-distance, or another --seed."
+            )
+        decoys = free.draw(places, [config.length - PAD_TAIL - span + 1] * config.decoy_count)
+        placed = [decoy for decoy, place in enumerate(decoys) if place is not None]
+        return Planted(sites, _found(needles), spans, _found(decoys), decoy_spans[placed])
 
     def _sites(self, stream: Stream, example: int) -> list[int]:
         """K sites at least two spans apart, ascending: arm b plants before each, and that slot must not be another's."""
         config, low, apart = self.config, self.config.first_site, 2 * self.config.span
         n = config.last_site + 1 - low
-        shift = 32 - n.bit_length()
-        near = bytearray(config.length + apart)
-        taken = self._taken[: 2 * apart - 1]
+        shift, wanted = 32 - n.bit_length(), config.triples
+        free = _Starts(n, apart)
         sites: list[int] = []
-        words, at, left = stream.peek(2 * config.triples), 0, TRIES * config.triples
-        while len(sites) < config.triples:
+        words, at, left = stream.peek(2 * wanted), 0, TRIES * wanted
+        while len(sites) < wanted:
             if at == len(words):
                 words = stream.peek(2 * len(words))
             value = words[at] >> shift
@@ -93,15 +102,12 @@ class Placement:
                 continue
             if not left:
                 raise InputError(
-                    f"example {example}: {TRIES * config.triples:,} draws gave {len(sites)} of {config.triples} sites that are "
+                    f"example {example}: {TRIES * wanted:,} draws gave {len(sites)} of {wanted} sites that are "
                     f"{apart} tokens apart. Give fewer --triples, shorter keys and values, or a larger --length."
                 )
             left -= 1
-            place = value + low
-            if not near[place]:
-                start = place - apart + 1
-                near[max(0, start) : place + apart] = taken[max(0, -start) :]
-                sites.append(place)
+            if free.take(value):
+                sites.append(value + low)
         stream.skip(at)
         return sorted(sites)
 
@@ -112,53 +118,44 @@ class Placement:
             order[n - 1], order[j] = order[j], order[n - 1]
         return np.array(order, np.intp)
 
-    def _block(self, blocked: bytearray, place: int) -> None:
-        start = place - self.config.span + 1
-        blocked[max(0, start) : place + self.config.span] = self._taken[max(0, -start) : 2 * self.config.span - 1]
 
-    def _needles(self, places: Stream, sites: list[int], blocked: bytearray, example: int) -> list[int]:
-        config = self.config
-        needles: list[int] = []
-        for site in sites:
-            if config.arm == "b":
-                place = None if blocked[site - config.span] else site - config.span
-            else:
-                place = _free_place(places, site - config.min_distance - config.span + 1, blocked)
-            if place is None:
-                raise InputError(
-                    f"example {example}: no free place for the needle of the probe at {site}; a skipped needle would make the "
-                    "arms differ. Give fewer --triples, a smaller --min-distance, or another --seed."
-                )
-            self._block(blocked, place)
-            needles.append(place)
-        return needles
+class _Starts:
+    """Which starts in [0, length) are still free for a span: a byte each, with a span's width of margin at either end."""
 
-    def _decoys(self, places: Stream, blocked: bytearray) -> tuple[list[int], list[int]]:
-        """The starts of the decoys that found a place, and which they are."""
-        starts: list[int] = []
-        placed: list[int] = []
-        for decoy in range(self.config.decoy_count):
-            place = _free_place(places, self.config.length - PAD_TAIL - self.config.span + 1, blocked)
-            if place is not None:
-                self._block(blocked, place)
-                starts.append(place)
-                placed.append(decoy)
-        return starts, placed
+    def __init__(self, length: int, span: int) -> None:
+        self._margin, self._width = span - 1, 2 * span - 1
+        self._taken = bytearray(length + self._width)
+        self._near = b"\1" * self._width
+
+    def take(self, start: int) -> bool:
+        """Take `start` and all starts within a span of it; whether it was free."""
+        if self._taken[start + self._margin]:
+            return False
+        self._taken[start : start + self._width] = self._near
+        return True
+
+    def draw(self, places: Stream, bounds: list[int]) -> list[int | None]:
+        """For each of `bounds` the first free one of up to 400 draws below it, which is then taken; None where none is."""
+        taken, margin, width, near = self._taken, self._margin, self._width, self._near
+        words, at = places.peek(4 * len(bounds)), 0
+        starts: list[int | None] = []
+        for n in bounds:
+            shift, left = 32 - n.bit_length(), TRIES
+            start: int | None = None
+            while left and start is None:
+                if at == len(words):
+                    words = places.peek(2 * len(words))
+                value = words[at] >> shift
+                at += 1
+                if value < n:
+                    left -= 1
+                    if not taken[value + margin]:
+                        taken[value : value + width] = near
+                        start = value
+            starts.append(start)
+        places.skip(at)
+        return starts
 
 
-def _free_place(places: Stream, n: int, blocked: bytearray) -> int | None:
-    """The first free one of up to 400 draws below n."""
-    shift, at, tries = 32 - n.bit_length(), 0, 0
-    words = places.peek(8)
-    while tries < TRIES:
-        if at == len(words):
-            words = places.peek(2 * len(words))
-        value = words[at] >> shift
-        at += 1
-        if value < n:
-            tries += 1
-            if not blocked[value]:
-                places.skip(at)
-                return value
-    places.skip(at)
-    return None
+def _found(starts: list[int | None]) -> list[int]:
+    return [start for start in starts if start is not None]
