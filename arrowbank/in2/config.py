@@ -149,8 +149,8 @@ class In2Config:
         return [range(start, min(start + self.per_shard, self.examples)) for start in starts]
 
     def recipe(self) -> dict[str, Any]:
-        """The options that decide the files."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        """The options that decide the files; what a tokenizer decides is in its fillers' digests."""
+        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("align", "tokenizer")}
         return {**options, "decoys": self.decoy_count}
 
 

@@ -1,0 +1,156 @@
+"""The stage `in2 build`: fillers go in, one arm comes out, as a bank and as raw shards with their manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arrowbank import engine
+from arrowbank.bank import BankWriter, open_bank
+from arrowbank.bank.card import card
+from arrowbank.bank.files import publishing, require_space
+from arrowbank.bank.manifest import Manifest
+from arrowbank.errors import InputError
+from arrowbank.in2.config import In2Config
+from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_fillers
+from arrowbank.in2.rawshards import Counts, count_rows, fields, write_raw_shards
+from arrowbank.in2.rows import ArmJob
+from arrowbank.plan import Shard, shard_ranges
+from arrowbank.progress import SILENT, Progress
+
+KIND = "in2"
+METHOD = 1  # raise it when the same options would give other bytes
+SHARD_TOKENS = 1 << 23  # of an Arrow shard: what a worker holds in memory, and what a crash costs
+WORTH_A_PROCESS = 8  # Arrow shards: below that, starting a process takes longer than it saves
+
+
+def build_in2(
+    config: In2Config,
+    fillers: Sequence[str | Path],
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Build one arm from `fillers` (see `arrowbank.in2.fillers`) into the bank `out`; its manifest.
+
+    The same options give the same bytes, on one process or several (`workers`; None: as many as pay). What is finished from an
+    earlier run is kept.
+
+    Raises InputError (options, fillers, no place for something), PlanMismatch, BankLocked, CorruptBank, DiskFull, WorkerDied.
+    """
+    check_names(fillers, config.split)
+    opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
+    shards = arm_shards(config)
+    said = {
+        "arm": config.arm,
+        "examples": config.examples,
+        "text_count": config.examples,
+        "tokenizer": config.tokenizer,
+        "fillers": [{**entry, "path": _from(out, entry["path"])} for entry in entries],
+    }
+    with BankWriter(out, kind=KIND, recipe=recipe_of(config, entries), restart=restart, manifest=said) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return open_bank(bank.folder).manifest
+        require_space(bank.folder, _bytes_to_write(config, bank.done_rows), "the arm")
+        todo = [shard for shard in shards if shard.index not in bank.done_shards]
+        if todo:
+            job = ArmJob(config, _mapped_files(fillers, opened, bank.work_dir))
+            if workers is None:
+                workers = max(1, min(os.cpu_count() or 1, len(todo) // WORTH_A_PROCESS))
+            with progress.phase("build", sum(shard.rows for shard in todo), unit="examples") as phase:
+                engine.run(todo, job, bank, workers=min(workers, len(todo)), report=phase.advance, progress=progress)
+        return _finish(config, bank, entries, progress)
+
+
+def arm_shards(config: In2Config) -> list[Shard]:
+    """The Arrow shards of an arm."""
+    return shard_ranges([config.examples], examples_a_shard(config))
+
+
+def examples_a_shard(config: In2Config) -> int:
+    return max(1, SHARD_TOKENS // config.length)
+
+
+def recipe_of(config: In2Config, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Everything that decides the files; fillers by content, whatever their names are."""
+    filler = [{"tokens": entry["tokens"], "sha256": entry["sha256"]} for entry in entries]
+    return {"method": METHOD, **config.recipe(), "fillers": filler}
+
+
+def _from(out: str | Path, path: str) -> str:
+    """`path` as seen from the bank, so that both can move together."""
+    return os.path.relpath(path, out)
+
+
+def _mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder: Path) -> tuple[str, ...]:
+    """Fillers as paths that every worker can map: texts that were tokenized are kept in a file while the build is on."""
+    named = []
+    for number, (path, filler) in enumerate(zip(paths, opened, strict=True)):
+        if isinstance(filler, TextFiller):
+            folder.mkdir(exist_ok=True)
+            path = folder / f"filler-{number}.npy"
+            with publishing(path) as file:
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": "<u4", "fortran_order": False, "shape": (len(filler),)}
+                )
+                for block in filler.blocks():
+                    file.write(block)
+        named.append(str(path))
+    return tuple(named)
+
+
+def _bytes_to_write(config: In2Config, done: int) -> int:
+    width = np.dtype(config.dtype).itemsize
+    row = config.length * (width + 1) + 16 * config.triples
+    mirror = config.length * width + 110 * config.triples if config.mirror else 0
+    return (config.examples - done) * row + config.examples * mirror
+
+
+def _finish(config: In2Config, bank: BankWriter, entries: Sequence[dict[str, Any]], progress: Progress) -> Manifest:
+    counts = count_rows(bank, config)
+    if counts.examples == config.examples and config.mirror:
+        named = [{**entry, "path": Path(entry["path"]).name} for entry in entries]
+        with progress.phase("mirror", config.examples, unit="examples") as phase:
+            write_raw_shards(bank, config, counts, named, examples_a_shard(config), phase.advance)
+    said = {name: value for name, value in fields(config, counts).items() if name != "answer_start_hist"}
+    said |= {"triples": counts.triples, "survivors": counts.survivors}
+    return bank.commit(rows=config.examples, card=_card(config, counts), manifest=said)
+
+
+def _card(config: In2Config, counts: Counts) -> str:
+    what = {
+        "a": "none: plain filler, the control for drift",
+        "b": "immediately before its probe",
+        "c": f"anywhere at least {config.min_distance} tokens before its probe",
+    }
+    return card(
+        f"IN2 arm {config.arm}",
+        rows=counts.examples,
+        tags=("long-context",),
+        facts={
+            "examples": f"{counts.examples:,} of {config.length:,} tokens",
+            "needles": what[config.arm],
+            "triples of needle, probe and answer": counts.triples,
+            "decoys": counts.decoys_placed,
+            "seed": str(config.seed),
+        },
+        snippet=(
+            "from datasets import load_from_disk\n\n"
+            'arm = load_from_disk("path/to/this/folder").with_format("numpy")\n'
+            'answers = arm[0]["input_ids"][arm[0]["answer_mask"] == 1]'
+        ),
+    )
+
+
+def config_of(recipe: dict[str, Any]) -> In2Config:
+    """The options that an arm's recipe holds. InputError for an arm of another method."""
+    if recipe.get("method") != METHOD:
+        raise InputError(f"an arm of method {recipe.get('method')}, this version knows {METHOD}. Build it again.")
+    return In2Config(**{name: value for name, value in recipe.items() if name not in ("method", "fillers")})

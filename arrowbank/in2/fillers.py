@@ -1,0 +1,230 @@
+"""Where filler comes from: files of token ids, and banks, all read as one long run of ids without loading it.
+
+    NAME.bin   headerless little-endian uint16; or, where it starts with the magic number, llm.c's 256 int32 and then uint16
+    NAME.npy   a one-dimensional array of integers
+    a folder   a token bank of ours, or a texts bank, which is tokenized (its rows follow each other with nothing between)
+
+A filler is looked at once before anything is built: every id must lie below the vocabulary. What a file's name says of itself counts:
+a train split is not built from a validation file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank import Bank, open_bank
+from arrowbank.bank.columns import list_values
+from arrowbank.bank.files import sha256_of
+from arrowbank.bank.manifest import MANIFEST
+from arrowbank.errors import InputError
+
+Ids = npt.NDArray[Any]
+
+LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 1024
+BLOCK = 1 << 24
+TEXTS_AT_ONCE = 4096
+VALIDATION = {"val", "valid", "validation"}
+
+
+class Filler(Protocol):
+    """A run of token ids."""
+
+    def __len__(self) -> int: ...
+
+    def window(self, start: int, length: int) -> Ids:
+        """Ids start … start + length − 1."""
+
+    def blocks(self) -> Iterator[Ids]:
+        """All ids in order, a piece at a time."""
+
+    @property
+    def digest(self) -> str:
+        """A sha256 of what decides the ids."""
+
+
+@dataclass(frozen=True)
+class ArrayFiller:
+    """Ids in a mapped file."""
+
+    ids: Ids
+    path: Path
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def window(self, start: int, length: int) -> Ids:
+        return self.ids[start : start + length]
+
+    def blocks(self) -> Iterator[Ids]:
+        for start in range(0, len(self.ids), BLOCK):
+            yield self.ids[start : start + BLOCK]
+
+    @property
+    def digest(self) -> str:
+        return sha256_of(self.path)
+
+
+class BankFiller:
+    """The ids of a token bank, row after row."""
+
+    def __init__(self, bank: Bank) -> None:
+        bank.check_hashes()
+        self._bank = bank
+        self._parts = [list_values(batch.column("input_ids"))[0] for batch in bank.shards()]
+        self._starts = np.cumsum([0, *map(len, self._parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def window(self, start: int, length: int) -> Ids:
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        pieces: list[Ids] = []
+        while length and first < len(self._parts):
+            low = start - int(self._starts[first])
+            piece = self._parts[first][low : low + length]
+            pieces.append(piece)
+            start, length, first = start + len(piece), length - len(piece), first + 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def blocks(self) -> Iterator[Ids]:
+        return iter(self._parts)
+
+    @property
+    def digest(self) -> str:
+        return self._bank.content_digest
+
+
+class TextFiller:
+    """The ids of a texts bank: tokenized once, without special tokens, and kept (four bytes a token)."""
+
+    def __init__(self, bank: Bank, tokenizer: str) -> None:
+        from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
+
+        bank.check_hashes()
+        loaded = load_tokenizer(tokenizer)
+        self.digest = hashlib.sha256(f"{bank.content_digest} {tokenizer_fingerprint(loaded)}".encode()).hexdigest()
+        parts: list[Ids] = []
+        for batch in bank.shards():
+            column = batch.column("text")
+            for start in range(0, len(column), TEXTS_AT_ONCE):
+                texts = column.slice(start, TEXTS_AT_ONCE).to_pylist()
+                encoded = loaded.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+                parts += [np.array(one.ids, np.uint32) for one in encoded]
+        self._ids = np.concatenate(parts)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def window(self, start: int, length: int) -> Ids:
+        return self._ids[start : start + length]
+
+    def blocks(self) -> Iterator[Ids]:
+        yield self._ids
+
+
+def check_names(paths: Sequence[str | Path], split: str) -> None:
+    """InputError where a train split is to be built from a file whose name says validation."""
+    for path in paths:
+        words = set(re.split(r"[^a-z]+", Path(path).name.lower()))
+        if split == "train" and (said := words & VALIDATION):
+            raise InputError(
+                f"{path}: its name says {said.pop()}, and --split is train: a model would be trained on what it is measured on. "
+                "Give train files, or --split val."
+            )
+
+
+def open_filler(path: str | Path, tokenizer: str | None = None) -> Filler:
+    """The filler in `path`. Raises InputError for what is not one; ids are not looked at."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such filler. Give a file of token ids (.bin, .npy), or a bank of tokens or texts.")
+    if path.is_dir():
+        return _open_bank(path, tokenizer)
+    if path.suffix == ".npy":
+        return ArrayFiller(_npy(path), path)
+    return ArrayFiller(_bin(path), path)
+
+
+def _open_bank(path: Path, tokenizer: str | None) -> Filler:
+    if not (path / MANIFEST).exists():
+        raise InputError(f"{path}: a folder that is no bank. Give a file of token ids, or a bank of tokens or texts.")
+    bank = open_bank(path)
+    if bank.kind == "tokens":
+        return BankFiller(bank)
+    if bank.kind != "texts":
+        raise InputError(f"{path}: a bank of {bank.kind}; filler is tokens or texts.")
+    if tokenizer is None:
+        raise InputError(f"{path}: a bank of texts: say how they become ids with --tokenizer M, or give a bank of tokens.")
+    return TextFiller(bank, tokenizer)
+
+
+def _bin(path: Path) -> Ids:
+    size = path.stat().st_size
+    if size % 2:
+        raise InputError(f"{path}: {size} bytes, ends inside a token (uint16). It was cut, or is no file of token ids.")
+    if not size:
+        raise InputError(f"{path}: is empty. Give a file of token ids.")
+    header = np.fromfile(path, "<i4", count=3)
+    if len(header) == 3 and header[0] == LLMC_MAGIC:
+        if header[1] != LLMC_VERSION or size != LLMC_HEADER + 2 * int(header[2]):
+            raise InputError(
+                f"{path}: an llm.c file of version {header[1]} that announces {header[2]:,} tokens in {size:,} bytes; expected "
+                f"version {LLMC_VERSION} and {LLMC_HEADER} + 2 × tokens bytes. It was cut, or is of another kind."
+            )
+        return np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER)
+    return np.memmap(path, "<u2", mode="r")
+
+
+def _npy(path: Path) -> Ids:
+    try:
+        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not readable as .npy ({error}). Give a one-dimensional array of token ids.") from None
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InputError(f"{path}: {ids.dtype} of shape {ids.shape}; expected a one-dimensional array of integers.")
+    return ids
+
+
+def open_fillers(
+    paths: Sequence[str | Path], *, length: int, vocab: int, tokenizer: str | None = None
+) -> tuple[list[Filler], list[dict[str, Any]]]:
+    """The fillers in `paths` and what the manifest says of each (path, tokens, sha256).
+
+    Every id is looked at. Raises InputError for a filler that is missing, too short, or holds an id outside [0, vocab).
+    """
+    if not paths:
+        raise InputError("--filler: give at least one file of token ids, or a bank of tokens or texts.")
+    opened, entries = [], []
+    for path in paths:
+        filler = open_filler(path, tokenizer)
+        if len(filler) < length + 1:
+            raise InputError(
+                f"{path}: {len(filler):,} tokens, too short: --length {length} needs at least {length + 1:,}. Give a longer "
+                "filler or a smaller --length."
+            )
+        _check_ids(path, filler, vocab)
+        opened.append(filler)
+        entries.append({"path": str(path), "tokens": len(filler), "sha256": filler.digest})
+    return opened, entries
+
+
+def _check_ids(path: str | Path, filler: Filler, vocab: int) -> None:
+    start = 0
+    for block in filler.blocks():
+        low, high = (int(block.min()), int(block.max())) if len(block) else (0, 0)
+        if low < 0 or high >= vocab:
+            at = int(np.flatnonzero((block < 0) | (block >= vocab))[0])
+            wide = " --vocab past 65,536 needs --dtype uint32." if high >= 1 << 16 else ""
+            raise InputError(
+                f"{path}: id {int(block[at])} at token {start + at:,}; expected 0 to {vocab - 1} (--vocab {vocab}). Give the "
+                f"filler of this vocabulary, or the right --vocab.{wide}"
+            )
+        start += len(block)
