@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from arrowbank.encoding import EncodeConfig, RunOptions, encode
     from arrowbank.encoding.estimate import Estimate, estimate
     from arrowbank.exporting import ExportConfig, export
+    from arrowbank.in2.building import build_in2
+    from arrowbank.in2.config import In2Config
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
@@ -41,12 +43,14 @@ _HOME = {
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
     "ImportConfig": "targets.importing",
+    "In2Config": "in2.config",
     "ModelConfig": "models",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "build": "building",
+    "build_in2": "in2.building",
     "collate_targets": "trainer",
     "compare": "comparison",
     "encode": "encoding",
@@ -73,12 +77,14 @@ __all__ = [
     "FeatureBank",
     "FeatureDataset",
     "ImportConfig",
+    "In2Config",
     "ModelConfig",
     "RunOptions",
     "ScanConfig",
     "TargetDataset",
     "TokenizeConfig",
     "build",
+    "build_in2",
     "collate_targets",
     "compare",
     "encode",

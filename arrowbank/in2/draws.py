@@ -7,7 +7,6 @@ part of the format: a stream counts the words that it has used, so that draws on
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -50,24 +49,12 @@ class Stream:
 
     def below(self, n: int) -> int:
         """One number in [0, n), 0 < n < 2^32."""
-        (value,) = self.each_below([n])
-        return value
-
-    def each_below(self, bounds: Iterable[int]) -> list[int]:
-        """One number below each of `bounds`, in their order."""
-        words, at, values = self.peek(FIRST_WORDS), 0, []
-        for n in bounds:
-            shift = 32 - n.bit_length()
-            while True:
-                if at == len(words):
-                    words = self.peek(2 * len(words))
-                value = words[at] >> shift
-                at += 1
-                if value < n:
-                    break
-            values.append(value)
-        self.skip(at)
-        return values
+        shift = 32 - n.bit_length()
+        while True:
+            (word,) = self.peek(1)
+            self.skip(1)
+            if (value := word >> shift) < n:
+                return value
 
     def many_below(self, n: int, count: int) -> Words:
         """`count` numbers below n, [count] uint32."""

@@ -179,8 +179,8 @@ def _bin(path: Path) -> Ids:
                 f"{path}: an llm.c file of version {header[1]} that announces {header[2]:,} tokens in {size:,} bytes; expected "
                 f"version {LLMC_VERSION} and {LLMC_HEADER} + 2 × tokens bytes. It was cut, or is of another kind."
             )
-        return np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER)
-    return np.memmap(path, "<u2", mode="r")
+        return np.asarray(np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER))
+    return np.asarray(np.memmap(path, "<u2", mode="r"))  # a plain array: a window of it is made in no time
 
 
 def _npy(path: Path) -> Ids:
@@ -190,7 +190,7 @@ def _npy(path: Path) -> Ids:
         raise InputError(f"{path}: not readable as .npy ({error}). Give a one-dimensional array of token ids.") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputError(f"{path}: {ids.dtype} of shape {ids.shape}; expected a one-dimensional array of integers.")
-    return ids
+    return np.asarray(ids)
 
 
 def open_fillers(

@@ -7,7 +7,7 @@ q + span − 1 away from the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,7 @@ TRIES = 400
 SITE, ARM, FILLER = 7, 1000, 99
 
 
-@dataclass(frozen=True)
-class Planted:
+class Planted(NamedTuple):
     """What one example holds beside filler. Everything is empty in arm a.
 
     sites, needles   K starts each, the s-th needle belonging to the s-th site, sites ascending
@@ -42,10 +41,11 @@ class Placement:
 
     def __init__(self, config: In2Config) -> None:
         self.config = config
-        self._pairing = range(config.triples, 1, -1)
         ratio = (1 << config.alphabet.bit_length()) / config.alphabet
         drawn = (config.triples + config.decoy_count) * config.span
-        self._words = int(1.1 * ratio * drawn) + 4 * config.triples + FIRST_WORDS
+        self._words = int(1.05 * ratio * drawn) + 4 * config.triples + FIRST_WORDS // 2
+        self._pairing = [(n - 1, 32 - n.bit_length(), n) for n in range(config.triples, 1, -1)]
+        self._decoy_bounds = [config.length - PAD_TAIL - config.span + 1] * config.decoy_count
 
     def filler_start(self, example: int, tokens: int) -> int:
         """Where example `example` starts in its filler of `tokens` tokens."""
@@ -54,81 +54,92 @@ class Placement:
 
     def place(self, example: int) -> Planted:
         """Everything that example `example` plants. Raises InputError where something finds no place."""
-        config, span = self.config, self.config.span
+        config, span, triples = self.config, self.config.span, self.config.triples
         if config.arm == "a":
             nothing = np.empty((0, span), np.uint32)
             return Planted([], [], nothing, [], nothing)
         base = base_seed(config.seed, config.length, example)
         stream = Stream(base + SITE, self._words)
         sites = self._sites(stream, example)
-        keys = stream.many_below(config.alphabet, config.triples * config.key_len).reshape(config.triples, -1)
-        values = stream.many_below(config.alphabet, config.triples * config.val_len).reshape(config.triples, -1)
-        spans = np.concatenate([keys, values], axis=1)[self._order(stream)]
+        drawn = stream.many_below(config.alphabet, triples * span)  # all keys, then all values
+        keys, values = drawn[: triples * config.key_len], drawn[triples * config.key_len :]
+        spans = np.concatenate([keys.reshape(triples, -1), values.reshape(triples, -1)], axis=1)[self._order(stream)]
         # decoys draw tokens from one stream and places from the other, so the tokens of all can be drawn at once
         decoy_spans = stream.many_below(config.alphabet, config.decoy_count * span).reshape(-1, span)
-        free = _Starts(config.length, span)
-        for site in sites:
-            free.take(site)
+        free = _Starts(config.length, span, sites)
         places = Stream(base + ARM + ord(config.arm))
         if config.arm == "b":
-            bounds = [site - span for site in sites]
-            needles = [place if free.take(place) else None for place in bounds]
+            needles = free.take([site - span for site in sites])
         else:
-            bounds = [site - config.min_distance - span + 1 for site in sites]
-            needles = free.draw(places, bounds)
+            needles = free.draw(places, [site - config.min_distance - span + 1 for site in sites])
         if None in needles:
             raise InputError(
                 f"example {example}: no free place for the needle of the probe at {sites[needles.index(None)]}; a skipped needle "
                 "would make the arms differ. Give fewer --triples, a smaller --min-distance, or another --seed."
             )
-        decoys = free.draw(places, [config.length - PAD_TAIL - span + 1] * config.decoy_count)
-        placed = [decoy for decoy, place in enumerate(decoys) if place is not None]
-        return Planted(sites, _found(needles), spans, _found(decoys), decoy_spans[placed])
+        decoys = free.draw(places, self._decoy_bounds)
+        if None in decoys:
+            decoy_spans = decoy_spans[[decoy for decoy, place in enumerate(decoys) if place is not None]]
+        return Planted(sites, _found(needles), spans, _found(decoys), decoy_spans)
 
     def _sites(self, stream: Stream, example: int) -> list[int]:
         """K sites at least two spans apart, ascending: arm b plants before each, and that slot must not be another's."""
         config, low, apart = self.config, self.config.first_site, 2 * self.config.span
-        n = config.last_site + 1 - low
-        shift, wanted = 32 - n.bit_length(), config.triples
-        free = _Starts(n, apart)
+        n, wanted, tried = config.last_site + 1 - low, config.triples, 0
+        shift, limit = 32 - n.bit_length(), TRIES * wanted
+        margin, width = apart - 1, 2 * apart - 1
+        near, ones = bytearray(n + width), b"\1" * width
         sites: list[int] = []
-        words, at, left = stream.peek(2 * wanted), 0, TRIES * wanted
-        while len(sites) < wanted:
-            if at == len(words):
-                words = stream.peek(2 * len(words))
-            value = words[at] >> shift
-            at += 1
-            if value >= n:
-                continue
-            if not left:
-                raise InputError(
-                    f"example {example}: {TRIES * wanted:,} draws gave {len(sites)} of {wanted} sites that are "
-                    f"{apart} tokens apart. Give fewer --triples, shorter keys and values, or a larger --length."
-                )
-            left -= 1
-            if free.take(value):
-                sites.append(value + low)
-        stream.skip(at)
-        return sorted(sites)
+        while tried < limit:
+            words = stream.peek(2 * wanted)
+            for at, word in enumerate(words, 1):
+                value = word >> shift
+                if value < n:
+                    tried += 1
+                    if not near[value + margin]:
+                        near[value : value + width] = ones
+                        sites.append(value + low)
+                        if len(sites) == wanted:
+                            break
+            stream.skip(at)
+            if len(sites) == wanted and tried <= limit:
+                return sorted(sites)
+        raise InputError(
+            f"example {example}: {limit:,} draws gave fewer than {wanted} sites that are {apart} tokens apart. Give fewer "
+            "--triples, shorter keys and values, or a larger --length."
+        )
 
     def _order(self, stream: Stream) -> npt.NDArray[np.intp]:
         """Which key and value each site gets: Fisher–Yates from the end."""
         order = list(range(self.config.triples))
-        for n, j in zip(self._pairing, stream.each_below(self._pairing), strict=True):
-            order[n - 1], order[j] = order[j], order[n - 1]
+        words, at = stream.peek(2 * self.config.triples), 0
+        for last, shift, n in self._pairing:
+            j = n
+            while j >= n:
+                if at == len(words):
+                    words = stream.peek(2 * len(words))
+                j = words[at] >> shift
+                at += 1
+            order[last], order[j] = order[j], order[last]
+        stream.skip(at)
         return np.array(order, np.intp)
 
 
 class _Starts:
     """Which starts in [0, length) are still free for a span: a byte each, with a span's width of margin at either end."""
 
-    def __init__(self, length: int, span: int) -> None:
+    def __init__(self, length: int, span: int, sites: list[int]) -> None:
         self._margin, self._width = span - 1, 2 * span - 1
-        self._taken = bytearray(length + self._width)
         self._near = b"\1" * self._width
+        self._taken = bytearray(length + self._width)
+        for site in sites:
+            self._taken[site : site + self._width] = self._near
 
-    def take(self, start: int) -> bool:
-        """Take `start` and all starts within a span of it; whether it was free."""
+    def take(self, starts: list[int]) -> list[int | None]:
+        """Take each of `starts`; None for one that is not free."""
+        return [start if self._free(start) else None for start in starts]
+
+    def _free(self, start: int) -> bool:
         if self._taken[start + self._margin]:
             return False
         self._taken[start : start + self._width] = self._near
@@ -137,24 +148,32 @@ class _Starts:
     def draw(self, places: Stream, bounds: list[int]) -> list[int | None]:
         """For each of `bounds` the first free one of up to 400 draws below it, which is then taken; None where none is."""
         taken, margin, width, near = self._taken, self._margin, self._width, self._near
-        words, at = places.peek(4 * len(bounds)), 0
         starts: list[int | None] = []
-        for n in bounds:
-            shift, left = 32 - n.bit_length(), TRIES
-            start: int | None = None
-            while left and start is None:
-                if at == len(words):
-                    words = places.peek(2 * len(words))
-                value = words[at] >> shift
-                at += 1
-                if value < n:
-                    left -= 1
-                    if not taken[value + margin]:
+        while len(starts) < len(bounds):
+            # of so few words no bound can use up its tries; one that comes to their end begins again, counted
+            words = enumerate(places.peek(min(TRIES, 3 * (len(bounds) - len(starts)))), 1)
+            begin = 0
+            for n in bounds[len(starts) :]:
+                shift = 32 - n.bit_length()
+                for at, word in words:
+                    value = word >> shift
+                    if value < n and not taken[value + margin]:
                         taken[value : value + width] = near
-                        start = value
-            starts.append(start)
-        places.skip(at)
+                        starts.append(value)
+                        begin = at
+                        break
+                else:
+                    break
+            places.skip(begin)
+            if len(starts) < len(bounds):
+                starts.append(self._draw_one(places, bounds[len(starts)]))
         return starts
+
+    def _draw_one(self, places: Stream, n: int) -> int | None:
+        for _ in range(TRIES):
+            if self._free(start := places.below(n)):
+                return start
+        return None
 
 
 def _found(starts: list[int | None]) -> list[int]:

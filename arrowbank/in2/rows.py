@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy.lib.stride_tricks import sliding_window_view
 
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.engine import Report
@@ -79,15 +80,12 @@ class ArmRows:
             [_joined([getattr(one, name) for one in planted], config.length) for name in ("sites", "needles", "decoys")]
         )
         spans = np.concatenate([one.spans for one in planted])
-        flat, offsets = ids.reshape(-1), np.arange(config.span)
-        for starts, tokens in (
-            (sites.flat, spans),
-            (needles.flat, spans),
-            (decoys.flat, np.concatenate([one.decoy_spans for one in planted])),
-        ):
-            flat[starts[:, None] + offsets] = tokens
+        decoy_spans = np.concatenate([one.decoy_spans for one in planted])
         mask = np.zeros(ids.shape, np.uint8)
-        mask.reshape(-1)[(sites.flat + config.key_len)[:, None] + np.arange(config.val_len)] = 1
+        places = sliding_window_view(ids.reshape(-1), config.span, writeable=True)
+        for starts, tokens in ((sites.flat, spans), (needles.flat, spans), (decoys.flat, decoy_spans)):
+            places[starts] = tokens
+        sliding_window_view(mask.reshape(-1), config.val_len, writeable=True)[sites.flat + config.key_len] = 1
         return {
             "input_ids": fixed_list_column(ids),
             "answer_mask": fixed_list_column(mask),
