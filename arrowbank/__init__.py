@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from arrowbank.exporting import ExportConfig, export
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
+    from arrowbank.in2.gate import verify_in2
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
@@ -63,6 +64,7 @@ _HOME = {
     "scan": "corpus.scan",
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
+    "verify_in2": "in2.gate",
 }
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "scan",
     "tokenize",
     "verify",
+    "verify_in2",
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import look, make, targets
+from arrowbank.cli import in2, look, make, targets
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "targets": ("Hidden states of a big model, for draft models: a bank of their own.", {"import": targets.import_}),
+    "in2": ("Facts planted far from where they are asked for: arms to train on, and their proof.", in2.VERBS),
 }
 for panel, verbs in VERBS.items():
     for verb in verbs:

@@ -63,7 +63,7 @@ def build_in2(
         if todo:
             job = ArmJob(config, _mapped_files(fillers, opened, bank.work_dir))
             if workers is None:
-                workers = max(1, min(os.cpu_count() or 1, len(todo) // WORTH_A_PROCESS))
+                workers = max(1, min(len(os.sched_getaffinity(0)), len(todo) // WORTH_A_PROCESS))
             with progress.phase("build", sum(shard.rows for shard in todo), unit="examples") as phase:
                 engine.run(todo, job, bank, workers=min(workers, len(todo)), report=phase.advance, progress=progress)
         return _finish(config, bank, entries, progress)

@@ -1,0 +1,148 @@
+"""The verbs of IN2 arms: in2 build and in2 verify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from arrowbank.cli import options as o
+from arrowbank.cli.show import CHECK_FAILED, finish, progress_for
+from arrowbank.cli.spread import spread
+from arrowbank.errors import InputError
+
+if TYPE_CHECKING:
+    from arrowbank.bank.verify import Check
+
+WHAT, RUN = "What is planted", o.RUN
+
+Filler = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filler",
+        metavar="FILE ...",
+        help="Token ids (.bin, .npy), or a bank of tokens or texts; several, or repeat it.",
+        rich_help_panel=WHAT,
+    ),
+]
+MoreFiller = Annotated[list[str] | None, typer.Argument(metavar="[FILE]", hidden=True)]
+
+
+def _what(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=WHAT, **settings)
+
+
+@dataclass
+class SpanOptions:
+    """What keys and values are made of, and where filler comes from."""
+
+    length: Annotated[int, _what("--length", help="Tokens of an example.")]
+    key_len: Annotated[int, _what("--key-len", help="Tokens of a key.")] = 4
+    val_len: Annotated[int, _what("--val-len", help="Tokens of a value.")] = 8
+    alphabet: Annotated[int, _what("--alphabet", help="Keys and values are of ids below it.")] = 512
+    vocab: Annotated[int, _what("--vocab", help="All ids lie below it.")] = 50304
+    seed: Annotated[int, _what("--seed", help="The same for all arms that are compared.")] = 0
+    dtype: Annotated[str, _what("--dtype", metavar="uint16|uint32", help="Of the ids that are written.")] = "uint16"
+    tokenizer: Annotated[str | None, _what("--tokenizer", metavar="M", help="For a filler that is a bank of texts.")] = None
+
+
+@spread
+def build(
+    arm: Annotated[str, _what("--arm", metavar="a|b|c", help="a: no needles; b: right before the probe; c: far before it.")],
+    examples: Annotated[int, _what("--examples", help="How many.")],
+    out: o.Out,
+    spans: SpanOptions,
+    common: o.Common,
+    more: MoreFiller = None,
+    filler: Filler = None,
+    triples: Annotated[int, _what("--triples", help="Needles, probes and answers an example.")] = 64,
+    decoys: Annotated[int | None, _what("--decoys", help="Never asked for. Default: a quarter of the triples.")] = None,
+    min_distance: Annotated[int, _what("--min-distance", help="Arm c: tokens between needle and probe, at least.")] = 64,
+    split: Annotated[str, _what("--split", metavar="train|val", help="In the files' names; train takes no validation file.")] = (
+        "train"
+    ),
+    shards: Annotated[int, _what("--shards", help="Raw shards; at most 100,000,000 tokens each.")] = 1,
+    align: Annotated[int | None, _what("--align", help="The loader's batch x ranks: examples must be a multiple.")] = None,
+    unique_keys: Annotated[bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")] = False,
+    no_mirror: Annotated[bool, _what("--no-mirror", help="Leave out the raw shards and their manifest.")] = False,
+    workers: Annotated[int | None, typer.Option("--workers", help="Processes. Default: as many as pay.", rich_help_panel=RUN)] = None,
+    restart: o.Restart = False,
+) -> None:
+    """Build one arm: real filler with keys and values planted in it, as a bank and as raw shards. Exact to the bit.
+
+    Example: arrowbank in2 build --arm c --length 16384 --examples 6000 --filler train_0.bin --out arm_c
+    """
+    from arrowbank.in2.building import build_in2
+    from arrowbank.in2.config import In2Config
+
+    config = In2Config(
+        arm=arm,
+        examples=examples,
+        triples=triples,
+        decoys=decoys,
+        min_distance=min_distance,
+        split=split,
+        shards=shards,
+        align=align,
+        unique_keys=unique_keys,
+        mirror=not no_mirror,
+        **asdict(spans),
+    )
+    progress = progress_for(common.json)
+    manifest = build_in2(config, _fillers(filler, more), out, workers=workers, restart=restart, progress=progress)
+    finish(common.json, manifest, _built(out, manifest))
+
+
+@spread
+def verify(
+    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="One arm, or several of the same options.")],
+    common: o.Common,
+    filler: Annotated[
+        list[str] | None, typer.Option("--filler", metavar="FILE", help="The sources, if they were moved; repeat it.")
+    ] = None,
+    unique_keys: Annotated[bool, typer.Option("--unique-keys", help="A key that is there once more is an error.")] = False,
+) -> None:
+    """Prove arms: everything planted can be retrieved, everything else is filler, and arms differ in distance only.
+
+    Example: arrowbank in2 verify arm_a arm_b arm_c
+    """
+    from arrowbank.in2.gate import verify_in2
+
+    checks = verify_in2(folders, fillers=filler, unique_keys=unique_keys, progress=progress_for(common.json))
+    show_checks(checks, as_json=common.json)
+
+
+def show_checks(checks: Sequence[Check], *, as_json: bool) -> None:
+    """A line a check (or one event); exit code 1 if one failed."""
+    ok = all(check.ok for check in checks)
+    if as_json:
+        event = {"phase": "done", "ok": ok, "checks": [asdict(check) for check in checks]}
+        print(json.dumps(event, ensure_ascii=False), flush=True)
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:{width}}  {check.detail}")
+    if not ok:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _fillers(named: list[str] | None, more: list[str] | None) -> list[str]:
+    """The files behind --filler: `--filler A B` or `--filler A --filler B`. Their order decides the data, so not both at once."""
+    if more and len(named or ()) != 1:
+        raise InputError(
+            f"{more[0]}: stands behind no option. Name all fillers behind one --filler, or give one --filler for each."
+        )
+    return [*(named or ()), *(more or ())]
+
+
+def _built(out: str, manifest: dict[str, Any]) -> str:
+    return (
+        f"{out}: arm {manifest['arm']}, {manifest['examples']:,} examples of {manifest['T']:,} tokens, "
+        f"{manifest['triples']:,} triples, {manifest['decoys_placed']:,} decoys.\nProve it: arrowbank in2 verify {out}"
+    )
+
+
+VERBS: dict[str, Callable[..., None]] = {"build": build, "verify": verify}

@@ -1,0 +1,221 @@
+"""What the gate looks at in one arm, a function a check: each gets a block of rows and says which examples are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from arrowbank.bank.columns import fixed_lists, values_of
+from arrowbank.in2.blocks import LISTS, Block, Ids, Rows
+from arrowbank.in2.config import PAD_TAIL
+from arrowbank.in2.fillers import Filler
+from arrowbank.in2.keycount import KeyCounter
+from arrowbank.in2.rawshards import record_lines
+
+Wrong = npt.NDArray[Any]  # the examples in which something is wrong
+
+
+def lists(block: Block) -> Wrong:
+    """Rows that are not the example and the arm that they should be, without K triples (none in arm a), or with other decoys
+    than they count."""
+    config = block.arm.config
+    triples = 0 if config.arm == "a" else config.triples
+    bad = values_of(block.batch.column("example")) != block.examples
+    bad |= np.array(block.batch.column("arm").to_pylist()) != config.arm
+    for name in LISTS[:4]:
+        bad |= block.counts(name) != triples
+    bad |= block.counts("decoy_start") != values_of(block.batch.column("decoys_placed"))
+    bad |= block.counts("decoy_start") != [len(one.decoys) for one in block.planted]
+    return block.examples[bad]
+
+
+def ids(block: Block) -> Wrong:
+    return block.examples[(block.ids >= block.arm.config.vocab).any(axis=1)]
+
+
+def mirror(block: Block) -> Wrong:
+    return block.examples[(block.ids != block.stored).any(axis=1)]
+
+
+def probes(block: Block) -> Wrong:
+    key = block.arm.config.key_len
+    return _of(block, "probe_start", (block.spans("probe_start") != block.drawn_spans)[:, :key].any(axis=1))
+
+
+def answers(block: Block) -> Wrong:
+    config = block.arm.config
+    wrong = (block.spans("probe_start") != block.drawn_spans)[:, config.key_len :].any(axis=1)
+    wrong |= block.starts("answer_start") != block.starts("probe_start") + config.key_len
+    return _of(block, "probe_start", wrong)
+
+
+def needles(block: Block) -> Wrong:
+    wrong = (block.spans("needle_start") != block.drawn_spans).any(axis=1) | ~block.inside("needle_start")
+    return _of(block, "needle_start", wrong)
+
+
+def order(block: Block) -> Wrong:
+    return _of(block, "needle_start", block.starts("needle_start") >= block.starts("probe_start"))
+
+
+def distances(block: Block) -> Wrong:
+    distance = block.starts("probe_start") - block.starts("needle_start")
+    return _of(block, "distance", block.starts("distance") != distance)
+
+
+def tail(block: Block) -> Wrong:
+    config = block.arm.config
+    return _of(block, "answer_start", block.starts("answer_start") + config.val_len > config.length - PAD_TAIL)
+
+
+def overlaps(block: Block) -> Wrong:
+    everything = np.sort(np.concatenate([block.flat(name) for name in ("needle_start", "probe_start", "decoy_start")]))
+    close = np.flatnonzero(np.diff(everything) < block.arm.config.span)
+    return np.unique(block.examples[everything[close] // block.arm.config.length])
+
+
+def apart(block: Block) -> Wrong:
+    sites, rows = block.starts("probe_start"), block.rows("probe_start")
+    close = (np.diff(sites) < 2 * block.arm.config.span) & (np.diff(rows) == 0)
+    return np.unique(block.examples[rows[1:][close]])
+
+
+def arm_distances(block: Block) -> Wrong:
+    """Arm b: the needle right before its probe. Arm c: at least a span and d_min before it. Arm a has none."""
+    config, distance = block.arm.config, block.starts("probe_start") - block.starts("needle_start")
+    if config.arm == "b":
+        return _of(block, "distance", distance != config.span)
+    return _of(block, "distance", distance < config.span + config.min_distance)
+
+
+def decoys(block: Block) -> Wrong:
+    """Decoys that are not what was drawn, or whose key is asked for."""
+    config = block.arm.config
+    found, keys = block.spans("decoy_start"), block.spans("probe_start")[:, : config.key_len]
+    wrong = (found != block.drawn_decoys).any(axis=1) | ~block.inside("decoy_start")
+    asked = _with_row(block.rows("probe_start"), keys)
+    mine = _with_row(block.rows("decoy_start"), found[:, : config.key_len])
+    if len(mine) and len(asked):
+        both, place = np.unique(np.concatenate([asked, mine]), axis=0, return_inverse=True)
+        is_asked = np.zeros(len(both), bool)
+        is_asked[place.reshape(-1)[: len(asked)]] = True
+        wrong |= is_asked[place.reshape(-1)[len(asked) :]]
+    return _of(block, "decoy_start", wrong)
+
+
+def mask(block: Block) -> Wrong:
+    config = block.arm.config
+    wanted = np.zeros(block.stored.shape, np.uint8)
+    places = block.rows("probe_start") * config.length + np.clip(
+        block.starts("probe_start") + config.key_len, 0, config.length - config.val_len
+    )
+    sliding_window_view(wanted.reshape(-1), config.val_len, writeable=True)[places] = 1
+    return block.examples[(fixed_lists(block.batch.column("answer_mask")) != wanted).any(axis=1)]
+
+
+def filler(block: Block, fillers: Sequence[Filler]) -> Wrong:
+    """Rows that differ from their source outside planted spans, or that are recorded to start where the draws do not."""
+    config = block.arm.config
+    numbers, starts = values_of(block.batch.column("filler")), values_of(block.batch.column("filler_start"))
+    source = np.empty_like(block.stored)
+    wrong = np.zeros(len(block.examples), bool)
+    for row, (example, number, start) in enumerate(zip(block.examples.tolist(), numbers.tolist(), starts.tolist(), strict=True)):
+        if number != example % len(fillers) or start != block.placement.filler_start(example, len(fillers[number])):
+            wrong[row] = True
+        else:
+            source[row] = fillers[number].window(start, config.length)
+    places = sliding_window_view(source.reshape(-1), config.span, writeable=True)
+    for name in ("needle_start", "probe_start", "decoy_start"):
+        places[block.flat(name)] = block.spans(name)
+    return block.examples[wrong | (source != block.ids).any(axis=1)]
+
+
+def repeated_keys(block: Block, counter: KeyCounter) -> tuple[int, int]:
+    """How many keys an example holds twice, and how often one stands in its filler, over the block."""
+    twice = stray = 0
+    for row, one in enumerate(block.planted):
+        if one.sites:
+            keys = np.concatenate([one.spans, one.decoy_spans])[:, : block.arm.config.key_len]
+            found = counter.count(block.ids[row], keys, np.array(one.sites + one.needles + one.decoys))
+            twice, stray = twice + found[0], stray + found[1]
+    return twice, stray
+
+
+def records(block: Block, lines: list[str]) -> Wrong:
+    wrong = [found != wanted for found, wanted in zip(lines, record_lines(block.batch), strict=False)]
+    wrong += [True] * (len(block.examples) - len(wrong))
+    return block.examples[np.array(wrong, bool)]
+
+
+def cut(block: Block, step: int) -> tuple[int, Wrong]:
+    """Cut the raw shards as a loader with windows of `step` tokens does: the triples that one window holds whole, and the
+    examples of those whose tokens are then not key and value."""
+    config, span = block.arm.config, block.arm.config.span
+    whole, wrong = 0, [np.empty(0, np.int64)]
+    shards = block.examples // config.per_shard
+    rows = block.rows("probe_start")
+    for shard in np.unique(shards) if block.arm.raw else ():
+        tokens = block.arm.raw[int(shard)]  # type: ignore[index]  # there is one: see above
+        windows = tokens[: len(tokens) // step * step].reshape(-1, step)
+        mine = shards[rows] == shard
+        first = (block.examples[rows[mine]] - shard * config.per_shard) * config.length
+        window, needle = np.divmod(first + block.starts("needle_start")[mine], step)
+        probe = first + block.starts("probe_start")[mine] - window * step
+        inside = (window < len(windows)) & (needle >= 0) & (needle + span <= step) & (probe >= 0) & (probe + span <= step)
+        whole += int(np.count_nonzero(inside))
+        offsets = np.arange(span)
+        for place in (needle, probe):
+            found = windows[window[inside, None], place[inside, None] + offsets]
+            bad = (found != block.drawn_spans[mine][inside]).any(axis=1)
+            wrong.append(block.examples[rows[mine][inside][bad]])
+    return whole, np.unique(np.concatenate(wrong))
+
+
+def _of(block: Block, name: str, wrong: npt.NDArray[np.bool_]) -> Wrong:
+    """The examples that hold the places which are wrong."""
+    return np.unique(block.examples[block.rows(name)[wrong]])
+
+
+def _with_row(rows: Rows, keys: Ids) -> npt.NDArray[np.int64]:
+    return np.concatenate([rows[:, None], keys.astype(np.int64)], axis=1)
+
+
+@dataclass
+class Finding:
+    """A check over many blocks: what it says when all is well, and the examples in which it was not."""
+
+    name: str
+    good: str
+    bad: str
+    look: Callable[[Block], Wrong] | None = None
+    wrong: list[int] = field(default_factory=list)
+
+    def add(self, examples: Wrong) -> None:
+        self.wrong += [int(example) for example in examples]
+
+
+def findings(with_raw: bool) -> list[Finding]:
+    """The checks that need nothing but a block."""
+    found = [
+        Finding("triples", "as many as the options say in every example", "not as many triples or decoys as drawn in", lists),
+        Finding("ids", "all below the vocabulary", "ids past the vocabulary in", ids),
+        Finding("probes", "every probe is its key", "a probe is not its key in", probes),
+        Finding("answers", "every answer is its value", "an answer is not its value in", answers),
+        Finding("needles", "every needle is its key and value", "a needle cannot be retrieved in", needles),
+        Finding("order", "every needle before its probe", "a needle is not before its probe in", order),
+        Finding("distances", "all as recorded", "a distance is not as recorded in", distances),
+        Finding("tail", f"answers stay clear of the last {PAD_TAIL} tokens", "an answer reaches the tail in", tail),
+        Finding("overlaps", "no two planted spans overlap", "planted spans overlap in", overlaps),
+        Finding("sites", "at least two spans apart", "sites are less than two spans apart in", apart),
+        Finding("arm", "needles as far away as the arm says", "a needle is not where its arm says in", arm_distances),
+        Finding("decoys", "as drawn, and never asked for", "a decoy is changed or asked for in", decoys),
+        Finding("mask", "1 at answers and nowhere else", "the answer mask is wrong in", mask),
+    ]
+    if with_raw:
+        found.append(Finding("mirror", "raw shards equal the Arrow shards", "raw and Arrow shards differ in", mirror))
+    return found
