@@ -2,7 +2,8 @@
 
 The plain loop makes the draws as they are written down, one at a time, and writes the raw shards and the manifest; ours also writes
 the bank, and hashes and syncs everything. Both sides run in fresh processes, in turns; each side's best time counts. The results are
-compared byte for byte. `--vm`: memory is the peak of a run of four times the examples less that of the run itself.
+compared byte for byte. Memory is the peak of a
+run, less that of a run of a quarter of its examples.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile

@@ -61,14 +61,18 @@ def build(
     triples: Annotated[int, _what("--triples", help="Needles, probes and answers an example.")] = 64,
     decoys: Annotated[int | None, _what("--decoys", help="Never asked for. Default: a quarter of the triples.")] = None,
     min_distance: Annotated[int, _what("--min-distance", help="Arm c: tokens between needle and probe, at least.")] = 64,
-    split: Annotated[str, _what("--split", metavar="train|val", help="In the files' names; train takes no validation file.")] = (
-        "train"
-    ),
+    split: Annotated[
+        str, _what("--split", metavar="train|val", help="In the files' names; train takes no validation file.")
+    ] = ("train"),
     shards: Annotated[int, _what("--shards", help="Raw shards; at most 100,000,000 tokens each.")] = 1,
     align: Annotated[int | None, _what("--align", help="The loader's batch x ranks: examples must be a multiple.")] = None,
-    unique_keys: Annotated[bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")] = False,
+    unique_keys: Annotated[
+        bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")
+    ] = False,
     no_mirror: Annotated[bool, _what("--no-mirror", help="Leave out the raw shards and their manifest.")] = False,
-    workers: Annotated[int | None, typer.Option("--workers", help="Processes. Default: as many as pay.", rich_help_panel=RUN)] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes. Default: as many as pay.", rich_help_panel=RUN)
+    ] = None,
     restart: o.Restart = False,
 ) -> None:
     """Build one arm: real filler with keys and values planted in it, as a bank and as raw shards. Exact to the bit.

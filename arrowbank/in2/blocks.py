@@ -44,11 +44,7 @@ class Arm:
         """The raw shards, mapped; None for an arm built without them."""
         if not self.config.mirror:
             return None
-        return [np.asarray(np.memmap(self.folder / name, self._dtype, mode="r")) for name in raw_names(self.config)]
-
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.config.dtype).newbyteorder("<")
+        return [np.asarray(np.memmap(self.folder / name, self.config.dtype, mode="r")) for name in raw_names(self.config)]
 
     def head(self) -> dict[str, Any]:
         """The mirror's manifest without its records, which stand behind it an example a line."""

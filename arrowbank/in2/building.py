@@ -24,7 +24,6 @@ from arrowbank.progress import SILENT, Progress
 
 KIND = "in2"
 METHOD = 1  # raise it when the same options would give other bytes
-SHARD_TOKENS = 1 << 23  # of an Arrow shard: what a worker holds in memory, and what a crash costs
 WORTH_A_PROCESS = 8  # Arrow shards: below that, starting a process takes longer than it saves
 
 
@@ -71,11 +70,7 @@ def build_in2(
 
 def arm_shards(config: In2Config) -> list[Shard]:
     """The Arrow shards of an arm."""
-    return shard_ranges([config.examples], examples_a_shard(config))
-
-
-def examples_a_shard(config: In2Config) -> int:
-    return max(1, SHARD_TOKENS // config.length)
+    return shard_ranges([config.examples], config.rows_a_shard)
 
 
 def recipe_of(config: In2Config, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -97,9 +92,7 @@ def _mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder:
             folder.mkdir(exist_ok=True)
             path = folder / f"filler-{number}.npy"
             with publishing(path) as file:
-                np.lib.format.write_array_header_1_0(
-                    file, {"descr": "<u4", "fortran_order": False, "shape": (len(filler),)}
-                )
+                np.lib.format.write_array_header_1_0(file, {"descr": "<u4", "fortran_order": False, "shape": (len(filler),)})
                 for block in filler.blocks():
                     file.write(block)
         named.append(str(path))
@@ -118,7 +111,7 @@ def _finish(config: In2Config, bank: BankWriter, entries: Sequence[dict[str, Any
     if counts.examples == config.examples and config.mirror:
         named = [{**entry, "path": Path(entry["path"]).name} for entry in entries]
         with progress.phase("mirror", config.examples, unit="examples") as phase:
-            write_raw_shards(bank, config, counts, named, examples_a_shard(config), phase.advance)
+            write_raw_shards(bank, config, counts, named, phase.advance)
     said = {name: value for name, value in fields(config, counts).items() if name != "answer_start_hist"}
     said |= {"triples": counts.triples, "survivors": counts.survivors}
     return bank.commit(rows=config.examples, card=_card(config, counts), manifest=said)

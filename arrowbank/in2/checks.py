@@ -31,15 +31,15 @@ def lists(block: Block) -> Wrong:
         bad |= block.counts(name) != triples
     bad |= block.counts("decoy_start") != values_of(block.batch.column("decoys_placed"))
     bad |= block.counts("decoy_start") != [len(one.decoys) for one in block.planted]
-    return block.examples[bad]
+    return _where(block, bad)
 
 
 def ids(block: Block) -> Wrong:
-    return block.examples[(block.ids >= block.arm.config.vocab).any(axis=1)]
+    return _where(block, (block.ids >= block.arm.config.vocab).any(axis=1))
 
 
 def mirror(block: Block) -> Wrong:
-    return block.examples[(block.ids != block.stored).any(axis=1)]
+    return _where(block, (block.ids != block.stored).any(axis=1))
 
 
 def probes(block: Block) -> Wrong:
@@ -115,7 +115,7 @@ def mask(block: Block) -> Wrong:
         block.starts("probe_start") + config.key_len, 0, config.length - config.val_len
     )
     sliding_window_view(wanted.reshape(-1), config.val_len, writeable=True)[places] = 1
-    return block.examples[(fixed_lists(block.batch.column("answer_mask")) != wanted).any(axis=1)]
+    return _where(block, (fixed_lists(block.batch.column("answer_mask")) != wanted).any(axis=1))
 
 
 def filler(block: Block, fillers: Sequence[Filler]) -> Wrong:
@@ -124,7 +124,9 @@ def filler(block: Block, fillers: Sequence[Filler]) -> Wrong:
     numbers, starts = values_of(block.batch.column("filler")), values_of(block.batch.column("filler_start"))
     source = np.empty_like(block.stored)
     wrong = np.zeros(len(block.examples), bool)
-    for row, (example, number, start) in enumerate(zip(block.examples.tolist(), numbers.tolist(), starts.tolist(), strict=True)):
+    for row, (example, number, start) in enumerate(
+        zip(block.examples.tolist(), numbers.tolist(), starts.tolist(), strict=True)
+    ):
         if number != example % len(fillers) or start != block.placement.filler_start(example, len(fillers[number])):
             wrong[row] = True
         else:
@@ -132,7 +134,7 @@ def filler(block: Block, fillers: Sequence[Filler]) -> Wrong:
     places = sliding_window_view(source.reshape(-1), config.span, writeable=True)
     for name in ("needle_start", "probe_start", "decoy_start"):
         places[block.flat(name)] = block.spans(name)
-    return block.examples[wrong | (source != block.ids).any(axis=1)]
+    return _where(block, wrong | (source != block.ids).any(axis=1))
 
 
 def repeated_keys(block: Block, counter: KeyCounter) -> tuple[int, int]:
@@ -149,7 +151,7 @@ def repeated_keys(block: Block, counter: KeyCounter) -> tuple[int, int]:
 def records(block: Block, lines: list[str]) -> Wrong:
     wrong = [found != wanted for found, wanted in zip(lines, record_lines(block.batch), strict=False)]
     wrong += [True] * (len(block.examples) - len(wrong))
-    return block.examples[np.array(wrong, bool)]
+    return _where(block, np.array(wrong, bool))
 
 
 def cut(block: Block, step: int) -> tuple[int, Wrong]:
@@ -176,6 +178,11 @@ def cut(block: Block, step: int) -> tuple[int, Wrong]:
     return whole, np.unique(np.concatenate(wrong))
 
 
+def _where(block: Block, wrong: npt.NDArray[np.bool_]) -> Wrong:
+    found: Wrong = block.examples[wrong]
+    return found
+
+
 def _of(block: Block, name: str, wrong: npt.NDArray[np.bool_]) -> Wrong:
     """The examples that hold the places which are wrong."""
     return np.unique(block.examples[block.rows(name)[wrong]])
@@ -192,8 +199,13 @@ class Finding:
     name: str
     good: str
     bad: str
-    look: Callable[[Block], Wrong] | None = None
+    check: Callable[[Block], Wrong] | None = None
     wrong: list[int] = field(default_factory=list)
+
+    def look(self, block: Block) -> None:
+        """Check a block."""
+        if self.check:
+            self.add(self.check(block))
 
     def add(self, examples: Wrong) -> None:
         self.wrong += [int(example) for example in examples]

@@ -37,7 +37,8 @@ class In2Config:
 
     `decoys` None: a quarter of the triples. `shards` raw files hold ceil(examples / shards) examples each. `align`: the number of
     examples must be a multiple of it (a loader's batch × ranks). `unique_keys`: a key that its example holds twice, or that
-    its filler holds, is an error. `tokenizer` is for fillers that are texts.
+    its filler holds, is an error. `tokenizer` is for fillers that are texts. `shard_tokens` is what an Arrow shard may hold: what a worker
+    has in memory, and what a crash costs.
     """
 
     arm: str
@@ -58,12 +59,24 @@ class In2Config:
     dtype: str = "uint16"
     mirror: bool = True
     tokenizer: str | None = None
+    shard_tokens: int = 1 << 23
 
     def __post_init__(self) -> None:
         for name, allowed in (("arm", ARMS), ("split", SPLITS), ("dtype", tuple(DTYPES))):
             if getattr(self, name) not in allowed:
                 raise InputError(f"--{name} {getattr(self, name)}: expected one of {', '.join(allowed)}.")
-        for name in ("length", "examples", "triples", "key_len", "val_len", "alphabet", "vocab", "shards", "align"):
+        for name in (
+            "length",
+            "examples",
+            "triples",
+            "key_len",
+            "val_len",
+            "alphabet",
+            "vocab",
+            "shards",
+            "align",
+            "shard_tokens",
+        ):
             _at_least(name, getattr(self, name), 1)
         for name in ("decoys", "min_distance", "seed"):
             _at_least(name, getattr(self, name), 0)
@@ -136,6 +149,11 @@ class In2Config:
     @property
     def last_site(self) -> int:
         return self.length - PAD_TAIL - self.span
+
+    @property
+    def rows_a_shard(self) -> int:
+        """Examples in an Arrow shard."""
+        return max(1, self.shard_tokens // self.length)
 
     @property
     def per_shard(self) -> int:

@@ -68,7 +68,8 @@ class Stream:
                 break
             self._more()
         self._at += int(good[count - 1]) + 1
-        return values[good[:count]]
+        taken: Words = values[good[:count]]
+        return taken
 
 
 def first_below(seed: int, n: int) -> int:

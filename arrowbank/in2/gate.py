@@ -29,6 +29,7 @@ from arrowbank.in2.rawshards import Counts, fields, raw_names
 from arrowbank.progress import SILENT, Phase, Progress
 
 SHOWN = 5
+FILLER, PLANTED = ("filler", "filler_start"), ("sites", "spans")
 
 
 def verify_in2(
@@ -82,23 +83,23 @@ def refuse_other_options(arms: Sequence[Arm]) -> None:
 
 @dataclass
 class _Seen:
-    """What is kept of an arm to hold it against others: digests, a block each."""
+    """What is kept of an arm to hold it against others."""
 
     arm: Arm
     histogram: npt.NDArray[np.int64]
-    filler: list[bytes] = field(default_factory=list)
-    planted: list[bytes] = field(default_factory=list)
+    _hashes: dict[str, Any] = field(default_factory=lambda: {name: hashlib.sha256() for name in (*FILLER, *PLANTED)})
 
     def add(self, block: Block) -> None:
-        starts = (values_of(block.batch.column(name)).tobytes() for name in ("filler", "filler_start"))
-        self.filler.append(hashlib.sha256(b"".join(starts)).digest())
-        spans = block.spans("probe_start").tobytes()
-        self.planted.append(hashlib.sha256(block.starts("probe_start").tobytes() + spans).digest())
+        for name in FILLER:
+            self._hashes[name].update(np.ascontiguousarray(values_of(block.batch.column(name))))
+        self._hashes["sites"].update(block.starts("probe_start"))
+        self._hashes["spans"].update(block.spans("probe_start"))
+
+    def digest(self, names: Sequence[str]) -> bytes:
+        return b"".join(self._hashes[name].digest() for name in names)
 
 
-def _verify_arm(
-    arm: Arm, given: Sequence[str | Path] | None, unique_keys: bool, phase: Phase
-) -> tuple[list[Check], _Seen]:
+def _verify_arm(arm: Arm, given: Sequence[str | Path] | None, unique_keys: bool, phase: Phase) -> tuple[list[Check], _Seen]:
     checks = [_files(arm), _hashes(arm)]
     sources: list[Filler] | str
     try:
@@ -114,11 +115,11 @@ def _verify_arm(
     recorded = arm.records() if arm.config.mirror else iter(())
     for block in arm.blocks():
         counts.add(block.batch, arm.config)
-        if len(wrong := found[0].look(block) if found[0].look else ()):  # what is not there cannot be looked at
-            found[0].add(wrong)
+        found[0].look(block)
+        if found[0].wrong:  # what is not there cannot be looked at
             break
         for one in found[1:]:
-            one.add(one.look(block) if one.look else ())
+            one.look(block)
         if not isinstance(sources, str):
             source.add(filler(block, sources))
         if arm.config.mirror:
@@ -232,14 +233,14 @@ def _across(seen: Sequence[_Seen]) -> list[Check]:
     """Arms against each other: the same filler in all; the same sites, keys and values in all that plant."""
     planting = [one for one in seen if one.arm.config.arm != "a"]
     return [
-        _same("arms: filler", [(one.arm, one.filler) for one in seen], "starts"),
-        _same("arms: keys and values", [(one.arm, one.planted) for one in planting], "sites, keys and values"),
-        _same("arms: histogram", [(one.arm, [one.histogram.tobytes()]) for one in planting], "histograms of answer_start"),
+        _same("arms: filler", [(one.arm, one.digest(FILLER)) for one in seen], "starts of filler"),
+        _same("arms: keys and values", [(one.arm, one.digest(PLANTED)) for one in planting], "sites, keys and values"),
+        _same("arms: histogram", [(one.arm, one.histogram.tobytes()) for one in planting], "histograms of answer_start"),
     ]
 
 
-def _same(name: str, kept: Sequence[tuple[Arm, list[bytes]]], what: str) -> Check:
-    differing = [str(arm.folder) for arm, digests in kept[1:] if digests != kept[0][1]]
+def _same(name: str, kept: Sequence[tuple[Arm, bytes]], what: str) -> Check:
+    differing = [str(arm.folder) for arm, digest in kept[1:] if digest != kept[0][1]]
     if differing:
         return Check(name, False, f"{what} differ between {kept[0][0].folder} and {', '.join(differing)}")
     return Check(name, True, f"{what} equal in {len(kept)} arms" if len(kept) > 1 else "one arm plants: nothing to compare")

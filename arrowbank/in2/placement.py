@@ -92,6 +92,7 @@ class Placement:
         sites: list[int] = []
         while tried < limit:
             words = stream.peek(2 * wanted)
+            used = len(words)
             for at, word in enumerate(words, 1):
                 value = word >> shift
                 if value < n:
@@ -100,8 +101,9 @@ class Placement:
                         near[value : value + width] = ones
                         sites.append(value + low)
                         if len(sites) == wanted:
+                            used = at
                             break
-            stream.skip(at)
+            stream.skip(used)
             if len(sites) == wanted and tried <= limit:
                 return sorted(sites)
         raise InputError(

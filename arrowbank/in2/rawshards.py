@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,10 @@ def write_raw_shards(
     config: In2Config,
     counts: Counts,
     fillers: Sequence[dict[str, Any]],
-    rows_a_shard: int,
     report: Callable[[int], None],
 ) -> None:
     """Write the raw shards and their manifest from the finished shards of `bank`; files with a receipt are kept."""
-    paths = arrow_shards(bank)
+    paths, rows_a_shard = arrow_shards(bank), config.rows_a_shard
 
     def raw(examples: range, file: HashedFile) -> None:
         for number in range(examples.start // rows_a_shard, (examples.stop - 1) // rows_a_shard + 1):
@@ -200,7 +200,7 @@ def record_lines(batch: pa.RecordBatch) -> Iterator[str]:
     values = np.stack([column for column, _ in columns], axis=1)
     table = np.concatenate([values, values[:, 2:3] - 1], axis=1)  # csv_first: the row of a loss table before the answer's first
     templates: dict[int, str] = {}
-    for start, stop in zip(offsets, offsets[1:], strict=False):
+    for start, stop in pairwise(offsets):
         count = stop - start
         template = templates.setdefault(count, f"[{', '.join([RECORD] * count)}]")
         yield template % tuple(table[start:stop].reshape(-1).tolist())

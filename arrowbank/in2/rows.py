@@ -1,10 +1,10 @@
 """Examples as rows: what a worker makes of a shard, and the columns of the bank.
 
-    input_ids       T ids                           answer_mask    uint8, T: 1 at the tokens of answers
-    needle_start, probe_start, answer_start, distance   lists of K, in the order of the sites (empty in arm a)
-    decoy_start     a list                          decoys_placed  how many there are
-    filler          number of the filler file       filler_start   where in it the example's T tokens begin
-    arm, example
+input_ids       T ids                           answer_mask    uint8, T: 1 at the tokens of answers
+needle_start, probe_start, answer_start, distance   lists of K, in the order of the sites (empty in arm a)
+decoy_start     a list                          decoys_placed  how many there are
+filler          number of the filler file       filler_start   where in it the example's T tokens begin
+arm, example
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class ArmRows:
     def _plant(self, ids: npt.NDArray[np.unsignedinteger], planted: Sequence[Planted]) -> dict[str, pa.Array]:
         """Write what is planted over the filler in `ids`; the columns that say where."""
         config = self.config
-        sites, needles, decoys = (
-            [_joined([getattr(one, name) for one in planted], config.length) for name in ("sites", "needles", "decoys")]
-        )
+        sites, needles, decoys = [
+            _joined([getattr(one, name) for one in planted], config.length) for name in ("sites", "needles", "decoys")
+        ]
         spans = np.concatenate([one.spans for one in planted])
         decoy_spans = np.concatenate([one.decoy_spans for one in planted])
         mask = np.zeros(ids.shape, np.uint8)
