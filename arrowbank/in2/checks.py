@@ -25,12 +25,12 @@ def lists(block: Block) -> Wrong:
     than they count."""
     config = block.arm.config
     triples = 0 if config.arm == "a" else config.triples
-    bad = values_of(block.batch.column("example")) != block.examples
-    bad |= np.array(block.batch.column("arm").to_pylist()) != config.arm
+    bad: npt.NDArray[np.bool_] = np.asarray(values_of(block.batch.column("example")) != block.examples)
+    bad |= np.array([arm != config.arm for arm in block.batch.column("arm").to_pylist()], bool)
     for name in LISTS[:4]:
         bad |= block.counts(name) != triples
     bad |= block.counts("decoy_start") != values_of(block.batch.column("decoys_placed"))
-    bad |= block.counts("decoy_start") != [len(one.decoys) for one in block.planted]
+    bad |= block.counts("decoy_start") != np.array([len(one.decoys) for one in block.planted])
     return _where(block, bad)
 
 
