@@ -38,6 +38,7 @@ PRELOAD = [
     "arrowbank.corpus.tokenize",
     "arrowbank.corpus.scan",
     "arrowbank.encoding.stage",
+    "arrowbank.in2.building",
 ]
 PATIENCE_S = 120
 

@@ -94,19 +94,20 @@ def test_the_same_bytes_in_several_processes(whole: Path, tmp_path: Path) -> Non
     assert tree_bytes(whole.parent / "two") == tree_bytes(whole)
 
 
-def test_every_moment_of_death_is_made_good_by_the_same_command(whole: Path) -> None:
-    filler = whole.parent / "filler.bin"
+def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) -> None:
+    filler, config = arms.save_filler(tmp_path / "filler.bin"), arms.small(examples=4, shards=1)
+    build_in2(config, [filler], tmp_path / "whole")
     for moment in range(1, 1000):
-        out = whole.parent / f"killed-{moment}"
-        outcome = kill_at(moment, build_in2, arms.small(), [filler], out)
+        out = tmp_path / f"killed-{moment}"
+        outcome = kill_at(moment, build_in2, config, [filler], out)
         assert outcome.error == ""
         if not outcome.killed:
             break
         if not (out / "state.json").exists():
             with pytest.raises(FileNotFoundError):
                 datasets.load_from_disk(str(out))
-        build_in2(arms.small(), [filler], out)
-        assert tree_bytes(out) == tree_bytes(whole), f"killed at moment {moment}"
+        build_in2(config, [filler], out)
+        assert tree_bytes(out) == tree_bytes(tmp_path / "whole"), f"killed at moment {moment}"
         shutil.rmtree(out)
     assert moment > 40
 
@@ -233,7 +234,7 @@ def test_just_enough_is_not_refused() -> None:
 @pytest.mark.parametrize("name", ["x_val_000.bin", "VALID.bin", "validation-1.bin", "my.val.bin"])
 def test_a_train_split_is_not_built_from_a_validation_file(name: str, tmp_path: Path) -> None:
     arms.save_filler(tmp_path / name)
-    with pytest.raises(InputError, match="its name says val.*--split val"):
+    with pytest.raises(InputError, match=r"its name says val.*--split val"):
         build_in2(arms.small(), [tmp_path / name], tmp_path / "arm")
     build_in2(arms.small(split="val"), [tmp_path / name], tmp_path / "arm")
     assert (tmp_path / "arm" / "in2c_val_00000.json").exists()

@@ -35,7 +35,7 @@ def lists(block: Block) -> Wrong:
 
 
 def ids(block: Block) -> Wrong:
-    return _where(block, (block.ids >= block.arm.config.vocab).any(axis=1))
+    return _where(block, np.any(block.ids >= block.arm.config.vocab, axis=1))
 
 
 def mirror(block: Block) -> Wrong:

@@ -28,7 +28,8 @@ class KeyCounter:
         codes = self._codes(keys)
         distinct = np.unique(codes)
         self._wanted[keys[:, 0]] = True
-        places = np.flatnonzero(self._wanted[ids[: len(ids) - len(self._offsets) + 1]])
+        begins = ids[: len(ids) - len(self._offsets) + 1]
+        places = np.flatnonzero(self._wanted.take(begins, mode="clip"))  # an id past the vocabulary is another check's
         self._wanted[keys[:, 0]] = False
         found = places[np.isin(self._codes(ids[places[:, None] + self._offsets]), distinct)]
         return len(codes) - len(distinct), len(found) - int(np.isin(found, starts).sum())
