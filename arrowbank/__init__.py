@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.gate import verify_in2
+    from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
@@ -46,12 +47,14 @@ _HOME = {
     "ImportConfig": "targets.importing",
     "In2Config": "in2.config",
     "ModelConfig": "models",
+    "ProbesConfig": "in2.probes",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "build": "building",
     "build_in2": "in2.building",
+    "build_probes": "in2.probes",
     "collate_targets": "trainer",
     "compare": "comparison",
     "encode": "encoding",
@@ -81,12 +84,14 @@ __all__ = [
     "ImportConfig",
     "In2Config",
     "ModelConfig",
+    "ProbesConfig",
     "RunOptions",
     "ScanConfig",
     "TargetDataset",
     "TokenizeConfig",
     "build",
     "build_in2",
+    "build_probes",
     "collate_targets",
     "compare",
     "encode",

@@ -1,4 +1,4 @@
-"""The verbs of IN2 arms: in2 build and in2 verify."""
+"""The verbs of IN2 arms: in2 build, in2 verify and in2 probes."""
 
 from __future__ import annotations
 
@@ -101,6 +101,46 @@ def build(
 
 
 @spread
+def probes(
+    out: o.Out,
+    spans: SpanOptions,
+    common: o.Common,
+    more: MoreFiller = None,
+    filler: Filler = None,
+    positions: Annotated[
+        str, _what("--positions", metavar="LIST", help="Of needles: 1 right before the probe, 0 as far as it goes.")
+    ] = "0,0.25,0.5,0.75,1",
+    blocks: Annotated[int, _what("--blocks", help="Repeats, each with filler, key and value of its own.")] = 3,
+    probe_pos: Annotated[
+        str,
+        _what("--probe-pos", metavar="LIST", help="Of probes: 1 at the trial's end, 0 at its begin; several: all trials each."),
+    ] = "1",
+    restart: o.Restart = False,
+) -> None:
+    """Write trials of one needle and one probe at chosen distances, with controls, to measure a model on.
+
+    Example: arrowbank in2 probes --length 16384 --filler val_0.bin --blocks 20 --out probes
+    """
+    from arrowbank.in2.probes import ProbesConfig, build_probes
+
+    config = ProbesConfig(
+        positions=_numbers("--positions", positions),
+        blocks=blocks,
+        probe_pos=_numbers("--probe-pos", probe_pos),
+        **asdict(spans),
+    )
+    manifest = build_probes(config, _fillers(filler, more), out, restart=restart, progress=progress_for(common.json))
+    finish(common.json, manifest, f"{out}: {manifest['rows']:,} trials of {config.length:,} tokens in {blocks} blocks.")
+
+
+def _numbers(option: str, value: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise InputError(f"{option} {value!r}: expected numbers, as in {option} 0,0.5,1.") from None
+
+
+@spread
 def verify(
     folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="One arm, or several of the same options.")],
     common: o.Common,
@@ -149,4 +189,4 @@ def _built(out: str, manifest: dict[str, Any]) -> str:
     )
 
 
-VERBS: dict[str, Callable[..., None]] = {"build": build, "verify": verify}
+VERBS: dict[str, Callable[..., None]] = {"build": build, "verify": verify, "probes": probes}

@@ -51,7 +51,7 @@ def build_in2(
         "examples": config.examples,
         "text_count": config.examples,
         "tokenizer": config.tokenizer,
-        "fillers": [{**entry, "path": _from(out, entry["path"])} for entry in entries],
+        "fillers": filler_paths(entries, out),
     }
     with BankWriter(out, kind=KIND, recipe=recipe_of(config, entries), restart=restart, manifest=said) as bank:
         if bank.committed:
@@ -79,9 +79,9 @@ def recipe_of(config: In2Config, entries: Sequence[dict[str, Any]]) -> dict[str,
     return {"method": METHOD, **config.recipe(), "fillers": filler}
 
 
-def _from(out: str | Path, path: str) -> str:
-    """`path` as seen from the bank, so that both can move together."""
-    return os.path.relpath(path, out)
+def filler_paths(entries: Sequence[dict[str, Any]], out: str | Path) -> list[dict[str, Any]]:
+    """Fillers for a manifest: with their paths as seen from the bank, so that both can move together."""
+    return [{**entry, "path": os.path.relpath(entry["path"], out)} for entry in entries]
 
 
 def _mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder: Path) -> tuple[str, ...]:

@@ -82,20 +82,10 @@ class In2Config:
             _at_least(name, getattr(self, name), 0)
         if sys.byteorder != "little":
             raise InputError("this machine is big-endian, the files are little-endian. Build them on another one.")
-        self._check_vocab()
+        check_vocab(self.alphabet, self.vocab, self.dtype)
         if self.arm != "a":
             self._check_room()
         self._check_examples()
-
-    def _check_vocab(self) -> None:
-        if self.alphabet > self.vocab:
-            raise InputError(
-                f"--alphabet {self.alphabet} is larger than --vocab {self.vocab}: keys and values would be no tokens. Give at "
-                f"most {self.vocab}."
-            )
-        if self.vocab > DTYPES[self.dtype]:
-            larger = " Give --dtype uint32." if self.dtype == "uint16" else ""
-            raise InputError(f"--vocab {self.vocab} does not fit {self.dtype} (below {DTYPES[self.dtype]:,}).{larger}")
 
     def _check_room(self) -> None:
         room = self.last_site - self.first_site
@@ -175,3 +165,14 @@ class In2Config:
 def _at_least(name: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}.")
+
+
+def check_vocab(alphabet: int, vocab: int, dtype: str) -> None:
+    """InputError where keys would be no tokens, or ids do not fit the dtype."""
+    if alphabet > vocab:
+        raise InputError(
+            f"--alphabet {alphabet} is larger than --vocab {vocab}: keys and values would be no tokens. Give at most {vocab}."
+        )
+    if vocab > DTYPES[dtype]:
+        larger = " Give --dtype uint32." if dtype == "uint16" else ""
+        raise InputError(f"--vocab {vocab} does not fit {dtype} (below {DTYPES[dtype]:,}).{larger}")

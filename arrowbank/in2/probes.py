@@ -1,0 +1,259 @@
+"""The stage `in2 probes`: trials of one needle and one probe at chosen distances, to measure a model on.
+
+A block is one stretch of filler with one key, one value and one place of the probe. Its trials differ in the needle only: one trial a
+position p (1: right before the probe; 0: at the trial's begin, as far as it goes; lower is farther), one without a needle (`absent`), and
+one with another key's needle (`null`). So whatever is compared within a block is the needle's doing. No key occurs in its filler.
+
+Several places of the probe (`probe_pos`) give each block all trials again: needle position and distance are then two variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank import BankWriter, open_bank
+from arrowbank.bank.card import card
+from arrowbank.bank.columns import fixed_list_column, number_column
+from arrowbank.bank.files import require_space
+from arrowbank.bank.manifest import Manifest
+from arrowbank.errors import InputError
+from arrowbank.in2.building import filler_paths
+from arrowbank.in2.config import DTYPES, PAD_TAIL, check_vocab
+from arrowbank.in2.draws import Stream, Words, base_seed, first_below
+from arrowbank.in2.fillers import Filler, open_fillers
+from arrowbank.in2.keycount import KeyCounter
+from arrowbank.in2.placement import FILLER, TRIES
+from arrowbank.plan import Shard, shard_ranges
+from arrowbank.progress import SILENT, Progress
+
+KIND = "in2-probes"
+METHOD = 1
+PROBES = 500  # the offset of the stream that trials are drawn from
+NEEDLE, ABSENT, NULL = "needle", "absent", "null"
+NOWHERE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbesConfig:
+    """Trials of `length` tokens. `positions` and `probe_pos` lie in [0, 1]; a probe_pos of 1 is as late as an answer may be."""
+
+    length: int
+    positions: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    blocks: int = 3
+    probe_pos: tuple[float, ...] = (1.0,)
+    key_len: int = 4
+    val_len: int = 8
+    alphabet: int = 512
+    vocab: int = 50304
+    seed: int = 0
+    dtype: str = "uint16"
+    tokenizer: str | None = None
+    shard_tokens: int = 1 << 23
+
+    def __post_init__(self) -> None:
+        for name in ("length", "blocks", "key_len", "val_len", "alphabet", "vocab", "shard_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1.")
+        if self.seed < 0:
+            raise InputError(f"--seed {self.seed}: expected at least 0.")
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
+        check_vocab(self.alphabet, self.vocab, self.dtype)
+        for option, values in (("--positions", self.positions), ("--probe-pos", self.probe_pos)):
+            if not values or not all(0 <= value <= 1 for value in values) or len(set(values)) < len(values):
+                raise InputError(f"{option} {_listed(values)}: expected different numbers from 0 to 1, as in 0,0.5,1.")
+        if self.last_probe < self.span:
+            raise InputError(
+                f"--length {self.length} is too small for a needle, a probe and {PAD_TAIL} tokens behind them. Give at least "
+                f"{2 * self.span + PAD_TAIL}."
+            )
+        for where in self.probe_pos:
+            needles = [self.needle(position, self.probe(where)) for position in self.positions]
+            if len(set(needles)) < len(needles):
+                raise InputError(
+                    f"--positions {_listed(self.positions)}: two give the same place before a probe at {self.probe(where)} "
+                    f"(--probe-pos {where:g}). Give fewer, a later --probe-pos, or a larger --length."
+                )
+
+    @property
+    def span(self) -> int:
+        return self.key_len + self.val_len
+
+    @property
+    def last_probe(self) -> int:
+        return self.length - PAD_TAIL - self.span
+
+    def probe(self, where: float) -> int:
+        """Where the probe starts for a probe_pos."""
+        return self.span + round(where * (self.last_probe - self.span))
+
+    def needle(self, position: float, probe: int) -> int:
+        """Where the needle starts for a position."""
+        return round(position * (probe - self.span))
+
+    @property
+    def trials_a_block(self) -> int:
+        return len(self.probe_pos) * (len(self.positions) + 2)
+
+    def recipe(self) -> dict[str, Any]:
+        """What decides the rows."""
+        return {name: value for name, value in asdict(self).items() if name != "tokenizer"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row: what it is and where its spans are."""
+
+    block: int
+    condition: str
+    position: float
+    probe_pos: float
+    needle: int
+    probe: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What the trials of a block share: filler [T], and key with value of the needle and of the null needle."""
+
+    filler: int
+    start: int
+    ids: npt.NDArray[Any]
+    spans: Words
+    null_position: float
+
+
+def build_probes(
+    config: ProbesConfig,
+    fillers: Sequence[str | Path],
+    out: str | Path,
+    *,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Write the trials into the bank `out`; its manifest. Goes on where an earlier run stopped.
+
+    Raises InputError (options, fillers), PlanMismatch, BankLocked, CorruptBank, DiskFull.
+    """
+    opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
+    count = config.blocks * config.trials_a_block
+    filler = [{"tokens": entry["tokens"], "sha256": entry["sha256"]} for entry in entries]
+    said = {
+        **config.recipe(),
+        "text_count": count,
+        "fillers": filler_paths(entries, out),
+        "pad_tail": PAD_TAIL,
+        "span": config.span,
+    }
+    recipe = {"method": METHOD, **config.recipe(), "fillers": filler}
+    with BankWriter(out, kind=KIND, recipe=recipe, restart=restart, manifest=said) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return open_bank(bank.folder).manifest
+        require_space(bank.folder, count * config.length * (np.dtype(config.dtype).itemsize + 1), "the trials")
+        with progress.phase("probes", count, unit="trials") as phase:
+            for shard in shard_ranges([count], max(1, config.shard_tokens // config.length)):
+                if shard.index not in bank.done_shards:
+                    bank.write_shard(shard.index, _trials(config, opened, shard))
+                phase.advance(shard.rows)
+        return bank.commit(rows=count, card=_card(config, count))
+
+
+def trials(config: ProbesConfig, block: int, null_position: float) -> list[Trial]:
+    """The trials of a block in their order."""
+    rows = []
+    for where in config.probe_pos:
+        probe = config.probe(where)
+        for position in config.positions:
+            rows.append(Trial(block, NEEDLE, position, where, config.needle(position, probe), probe))
+        rows.append(Trial(block, ABSENT, np.nan, where, NOWHERE, probe))
+        rows.append(Trial(block, NULL, null_position, where, config.needle(null_position, probe), probe))
+    return rows
+
+
+def _draw(config: ProbesConfig, fillers: Sequence[Filler], block: int) -> _Block:
+    """Draw a block. Keys that occur in its filler, or twice, are drawn again."""
+    base = base_seed(config.seed, config.length, block)
+    number = block % len(fillers)
+    start = first_below(base + FILLER, len(fillers[number]) - config.length)
+    ids = fillers[number].window(start, config.length)
+    stream, counter = Stream(base + PROBES), KeyCounter(config.vocab, config.key_len)
+    null_position = config.positions[stream.below(len(config.positions))]
+    for _ in range(TRIES):
+        spans = stream.many_below(config.alphabet, 2 * config.span).reshape(2, -1)
+        if counter.count(ids, spans[:, : config.key_len], np.empty(0, np.int64)) == (0, 0):
+            return _Block(number, start, ids, spans, null_position)
+    raise InputError(
+        f"block {block}: {TRIES} draws gave no two keys that its filler does not hold. Give a longer --key-len or a larger --alphabet."
+    )
+
+
+def _trials(config: ProbesConfig, fillers: Sequence[Filler], shard: Shard) -> pa.RecordBatch:
+    ids = np.empty((shard.rows, config.length), config.dtype)
+    mask = np.zeros((shard.rows, config.length), np.uint8)
+    rows: list[Trial] = []
+    places: list[tuple[int, int]] = []
+    for number in range(shard.start // config.trials_a_block, (shard.stop - 1) // config.trials_a_block + 1):
+        block = _draw(config, fillers, number)
+        first = number * config.trials_a_block
+        for trial, one in enumerate(trials(config, number, block.null_position), first):
+            if not shard.start <= trial < shard.stop:
+                continue
+            row = trial - shard.start
+            ids[row] = block.ids
+            if one.needle != NOWHERE:
+                ids[row, one.needle : one.needle + config.span] = block.spans[int(one.condition == NULL)]
+            ids[row, one.probe : one.probe + config.span] = block.spans[0]
+            mask[row, one.probe + config.key_len : one.probe + config.span] = 1
+            rows.append(one)
+            places.append((block.filler, block.start))
+    probes = np.array([one.probe for one in rows], np.int32)
+    needles = np.array([one.needle for one in rows], np.int32)
+    return pa.record_batch(
+        {
+            "input_ids": fixed_list_column(ids),
+            "answer_mask": fixed_list_column(mask),
+            "condition": pa.array([one.condition for one in rows], pa.string()),
+            "position": number_column(np.array([one.position for one in rows], np.float64)),
+            "probe_pos": number_column(np.array([one.probe_pos for one in rows], np.float64)),
+            "block": number_column(np.array([one.block for one in rows], np.int32)),
+            "needle_start": number_column(needles),
+            "probe_start": number_column(probes),
+            "answer_start": number_column(probes + np.int32(config.key_len)),
+            "distance": number_column(np.where(needles == NOWHERE, NOWHERE, probes - needles).astype(np.int32)),
+            "filler": number_column(np.array([filler for filler, _ in places], np.int32)),
+            "filler_start": number_column(np.array([start for _, start in places], np.int64)),
+            "trial": number_column(np.arange(shard.start, shard.stop)),
+        }
+    )
+
+
+def _card(config: ProbesConfig, count: int) -> str:
+    return card(
+        "IN2 probes",
+        rows=count,
+        tags=("long-context",),
+        facts={
+            "trials": f"{count:,} of {config.length:,} tokens, in {config.blocks} blocks",
+            "positions (1: right before the probe; lower is farther)": _listed(config.positions),
+            "the probe's places": _listed(config.probe_pos),
+            "controls": "absent (no needle), null (another key's needle)",
+            "seed": str(config.seed),
+        },
+        snippet=(
+            "from datasets import load_from_disk\n\n"
+            'trials = load_from_disk("path/to/this/folder").with_format("numpy")\n'
+            'answer = trials[0]["input_ids"][trials[0]["answer_mask"] == 1]'
+        ),
+    )
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)
