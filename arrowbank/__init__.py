@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from arrowbank.exporting import ExportConfig, export
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
 
@@ -33,6 +34,7 @@ _HOME = {
     "Bank": "bank",
     "BatchRules": "plan",
     "BuildConfig": "building",
+    "CaptureConfig": "targets.capturing",
     "Check": "bank.verify",
     "Comparison": "comparison",
     "EncodeConfig": "encoding",
@@ -47,6 +49,7 @@ _HOME = {
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "build": "building",
+    "capture": "targets.capturing",
     "collate_targets": "trainer",
     "compare": "comparison",
     "encode": "encoding",
@@ -65,6 +68,7 @@ __all__ = [
     "Bank",
     "BatchRules",
     "BuildConfig",
+    "CaptureConfig",
     "Check",
     "Comparison",
     "EncodeConfig",
@@ -79,6 +83,7 @@ __all__ = [
     "TargetDataset",
     "TokenizeConfig",
     "build",
+    "capture",
     "collate_targets",
     "compare",
     "encode",

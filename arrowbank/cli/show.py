@@ -19,7 +19,7 @@ from arrowbank.bank.files import human_bytes
 from arrowbank.progress import Phase, Progress
 
 if TYPE_CHECKING:
-    from arrowbank.targets.importing import TargetEstimate
+    from arrowbank.targets.committing import TargetEstimate
 
 CHECK_FAILED = 1
 EVENT_SECONDS = 0.5

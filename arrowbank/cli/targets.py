@@ -1,8 +1,8 @@
-"""The verbs of target banks: targets import, and export."""
+"""The verbs of target banks: targets import, targets capture, and export."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,7 +38,32 @@ def import_(
         finish(common.json, cache, f"{out}: {cache['num_samples']:,} samples in {cache['num_shards']} shards.")
     else:
         manifest = import_targets(config, source, out, restart=restart, progress=progress)
-        finish(common.json, manifest, _imported(out, manifest["counts"]))
+        finish(common.json, manifest, _made(out, manifest["counts"]))
+
+
+@spread
+def capture(
+    out: o.Out,
+    what: o.CaptureOptions,
+    common: o.Common,
+    trust_remote_code: o.TrustRemoteCode = False,
+    workers: o.Workers = None,
+    dry_run: o.DryRun = False,
+    restart: o.Restart = False,
+) -> None:
+    """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
+
+    Example: arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,33 --out targets
+    """
+    from arrowbank.targets.capturing import capture as run
+    from arrowbank.targets.capturing import estimate_capture
+
+    config, progress = what.config(trust_remote_code=trust_remote_code), progress_for(common.json)
+    if dry_run:
+        show_estimate(estimate_capture(config, out, progress=progress), common.json)
+        return
+    manifest = run(config, out, restart=restart, workers=workers, progress=progress)
+    finish(common.json, manifest, _made(out, manifest["counts"]))
 
 
 @spread
@@ -65,8 +90,9 @@ def export(
     finish(common.json, manifest, f"{out}: complete, as {to}.")
 
 
-def _imported(out: str, counts: dict[str, int]) -> str:
+def _made(out: str, counts: dict[str, Any]) -> str:
+    left_out = "".join(f", {count:,} left out ({why.replace('_', ' ')})" for why, count in counts["dropped"].items() if count)
     return (
-        f"{out}: {counts['kept']:,} samples, {counts['tokens']:,} tokens, {counts['loss_tokens']:,} in the loss.\n"
+        f"{out}: {counts['kept']:,} samples, {counts['tokens']:,} tokens, {counts['loss_tokens']:,} in the loss{left_out}.\n"
         f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to deepspec --out DIR"
     )

@@ -41,9 +41,7 @@ def load(config: ModelConfig, info: ModelInfo, layers: Sequence[int], norm: str,
     return HiddenStates(passes_on(device, Rounded(reader), info))
 
 
-def load_taps_reader(
-    config: ModelConfig, info: ModelInfo, device: torch.device, layers: Sequence[int], norm: str
-) -> TapReader:
+def load_taps_reader(config: ModelConfig, info: ModelInfo, device: torch.device, layers: Sequence[int], norm: str) -> TapReader:
     """The frozen model of `info` on `device` as a TapReader. Raises InputError if it cannot be loaded whole, or not tapped."""
     return load_reader(config, info, device, lambda part: TapReader(part, info, device, layers, norm))
 
@@ -102,9 +100,7 @@ class TapReader(nn.Module):
     def forward(self, input_ids_NT: torch.Tensor) -> torch.Tensor:
         return self._run(input_ids_NT, self.layers, self.norm)[0]
 
-    def _run(
-        self, input_ids_NT: torch.Tensor, layers: Sequence[int], norm: str, **arguments: Any
-    ) -> tuple[torch.Tensor, Any]:
+    def _run(self, input_ids_NT: torch.Tensor, layers: Sequence[int], norm: str, **arguments: Any) -> tuple[torch.Tensor, Any]:
         """The tapped states, and what the model itself gave."""
         blocks = self.model.get_submodule(self._blocks_name)
         taps = [*layers, len(blocks) - 1] if norm == "pre" else list(layers)
@@ -161,9 +157,7 @@ class TapReader(nn.Module):
 class _Caught:
     """The hidden states of one pass, copied when they come by: whatever is done to them afterwards changes nothing."""
 
-    def __init__(
-        self, input_ids_NT: torch.Tensor, places: int, info: ModelInfo, refusal: Callable[[str], InputError]
-    ) -> None:
+    def __init__(self, input_ids_NT: torch.Tensor, places: int, info: ModelInfo, refusal: Callable[[str], InputError]) -> None:
         shape = (*input_ids_NT.shape, places, info.hidden_size)
         self._states = torch.empty(shape, dtype=getattr(torch, info.dtype), device=input_ids_NT.device)
         self._filled: set[int] = set()
