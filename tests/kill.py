@@ -38,6 +38,8 @@ PRELOAD = [
     "arrowbank.corpus.tokenize",
     "arrowbank.corpus.scan",
     "arrowbank.encoding.stage",
+    "arrowbank.targets.capturing",
+    "arrowbank.models.taps",
 ]
 PATIENCE_S = 120
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
-from arrowbank.targets.records import Record
+from arrowbank.targets.records import Record, is_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -65,10 +65,9 @@ class ChatTokenizer:
         """
         messages, tools = _messages(record), _tools(record)
         text, spans = self._text_and_spans(record, messages, tools)
-        try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
-        except UnicodeEncodeError as error:
-            raise InputError(f"{record.place}: holds half of a surrogate pair ({error.reason}). Repair the text.") from None
+        if not is_text(text):
+            raise InputError(f"{record.place}: holds half of a surrogate pair, which is no text. Repair it, or leave it out.")
+        encoding = self._backend.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         return ids, inside(np.array(encoding.offsets, np.int64).reshape(-1, 2), spans)
 

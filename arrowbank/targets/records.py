@@ -123,7 +123,7 @@ def _object(line: bytes, place: str) -> dict[str, Any] | None:
     if not text.strip():
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         raise InputError(f"{place}, column {error.colno}: not JSON ({error.msg}). Expected one object a line.") from None
     except RecursionError:
@@ -136,6 +136,15 @@ def _object(line: bytes, place: str) -> dict[str, Any] | None:
 def _name(given: object, default: str, place: str) -> str:
     if given is None:
         return default
-    if isinstance(given, bool) or not isinstance(given, str | int):
+    if isinstance(given, bool) or not isinstance(given, str | int) or not is_text(str(given)):
         raise InputError(f"{place}: id is {json.dumps(given)}, expected a string or a whole number, or none.")
     return str(given)
+
+
+def is_text(value: str) -> bool:
+    """Whether a string has an UTF-8 form: JSON can spell halves of surrogate pairs, which have none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
