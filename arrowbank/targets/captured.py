@@ -57,7 +57,7 @@ class ShardCapturer:
     """A worker that holds the model and the prepared rows."""
 
     def __init__(self, job: CaptureJob, states: HiddenStates) -> None:
-        self._job, self._states = job, states
+        self.job, self.states = job, states
         self._rows = PreparedRows(job.rows)
 
     def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
@@ -66,18 +66,18 @@ class ShardCapturer:
         Raises BadVector for hidden states that are NaN or Inf.
         """
         rows = self._capture(shard, report)
-        source = ShardSource(rows, Shard(shard.index, 0, shard.rows), self._job.facts, keep_nonfinite=False)
+        source = ShardSource(rows, Shard(shard.index, 0, shard.rows), self.job.facts, keep_nonfinite=False)
         batch = filled(source.batch, source.promises)
-        publish_tally(self._job.tallies, shard.index, source.tally)
+        publish_tally(self.job.tallies, shard.index, source.tally)
         return batch
 
     def _capture(self, shard: Shard, report: Report) -> CapturedRows:
         names, ids, mask, offsets = self._rows.of(shard)
-        facts = self._job.facts
+        facts = self.job.facts
         taps = np.empty((len(ids), facts.layers * facts.hidden_size), np.uint16)
         last = np.empty((len(ids), facts.hidden_size), np.uint16)
-        plan = list(batches(np.diff(offsets), self._job.rules))
-        streamed = self._states.stream(gather(ids, offsets, batch) for batch in plan)
+        plan = list(batches(np.diff(offsets), self.job.rules))
+        streamed = self.states.stream(gather(ids, offsets, batch) for batch in plan)
         for batch, states in zip(plan, streamed, strict=True):
             bits = states.view(torch.int16).numpy().view(np.uint16)
             if not all_finite(bits):
@@ -87,16 +87,16 @@ class ShardCapturer:
                 taps[tokens] = hidden[:, :-1].reshape(batch.length, -1)
                 last[tokens] = hidden[:, -1]
             report(len(batch.rows) * batch.length)
-        return CapturedRows(facts, names, ids, mask, offsets, taps, last, place=self._job.info.model)
+        return CapturedRows(facts, names, ids, mask, offsets, taps, last, place=self.job.info.model)
 
     def _refuse(self, names: Sequence[str], bits: Bits) -> None:
         row = next(at for at in range(len(bits)) if not all_finite(bits[at]))
-        layers = [*self._job.facts.layer_names, "last"]
+        layers = [*self.job.facts.layer_names, "last"]
         counts = nonfinite(bits[row]).sum(axis=(0, 2))
         listed = ", ".join(f"{count} in layer {layer}" for layer, count in zip(layers, counts, strict=True) if count)
         raise BadVector(
-            f"sample {names[row]}: model {self._job.info.model!r} gave values that are NaN or Inf ({listed}), computing in "
-            f"{self._job.info.dtype}. Nothing of this shard was kept. Such values come from the model or its dtype: try --dtype "
+            f"sample {names[row]}: model {self.job.info.model!r} gave values that are NaN or Inf ({listed}), computing in "
+            f"{self.job.info.dtype}. Nothing of this shard was kept. Such values come from the model or its dtype: try --dtype "
             "bfloat16 or float32, check the weights, or leave the sample out."
         )
 
