@@ -1,7 +1,8 @@
 """A folder in a trainer's format, written so that it is whole or not there, and goes on after a crash.
 
 Each file is published with a receipt (see `arrowbank.bank.journal`); the format's last file is written when all others are there,
-and the receipts go. The same export again keeps what has a receipt; another one into the same folder is refused.
+and the receipts go. The same export again keeps what has a receipt and its size; another one into the same folder is refused. No
+hashes are taken: they would cost more than the copying, and what is exported is still there to be exported again.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class ExportFolder:
             path = self.folder / name
             with explained(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self.receipts[name] = self._writer.write_file(name, write)
+            self.receipts[name] = self._writer.write_file(name, write, hashed=False)
         return self.receipts[name]
 
     def finish(self, data: bytes) -> None:
