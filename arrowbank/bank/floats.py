@@ -89,7 +89,7 @@ def fp8_encode(bits: Bits, groups: int) -> tuple[npt.NDArray[np.uint8], npt.NDAr
     """
     import torch
 
-    values = torch.from_numpy(float32_of(bits)).view(len(bits), groups, -1)
+    values = torch.from_numpy(float32_of(bits)).view(len(bits), groups, bits.shape[1] // groups)
     scales = values.abs().amax(dim=2, keepdim=True) / FP8_MAX
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     codes = (values / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
@@ -98,7 +98,8 @@ def fp8_encode(bits: Bits, groups: int) -> tuple[npt.NDArray[np.uint8], npt.NDAr
 
 def fp8_decode(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> Bits:
     """What `fp8_encode` gave, as bfloat16 bits of the codes' shape, rounded to nearest even."""
-    values = float32_of(E4M3[codes]).reshape(*scales.shape, -1) * scales[..., None]
+    width = codes.shape[1] // scales.shape[1]
+    values = float32_of(E4M3[codes]).reshape(*scales.shape, width) * scales[..., None]
     return bfloat16_bits(values.reshape(codes.shape))
 
 

@@ -30,7 +30,10 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Hand a bank on": (targets.export,),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "targets": ("Hidden states of a big model, for draft models: a bank of their own.", {"import": targets.import_}),
+    "targets": (
+        "Hidden states of a big model, for draft models: a bank of their own.",
+        {"import": targets.import_, "verify": targets.verify, "vocab": targets.vocab},
+    ),
 }
 for panel, verbs in VERBS.items():
     for verb in verbs:

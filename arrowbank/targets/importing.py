@@ -122,6 +122,11 @@ def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = 
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
 
 
+def is_dump(folder: str | Path) -> bool:
+    """Whether a folder looks like an engine's dump."""
+    return (Path(folder) / dump.INDEX).is_file()
+
+
 def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
     if config.target_model is None:
         raise InputError(f"{folder}: a dump does not say which model it is of. Give --target-model NAME.")
