@@ -70,5 +70,5 @@ def export(
 def _imported(out: str, counts: dict[str, int]) -> str:
     return (
         f"{out}: {counts['kept']:,} samples, {counts['tokens']:,} tokens, {counts['loss_tokens']:,} in the loss.\n"
-        f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to deepspec --out DIR"
+        f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to FORMAT --out DIR"
     )

@@ -89,7 +89,12 @@ def save_torch(value: dict[Any, Any], file: HashedFile) -> None:
     bytes."""
     import torch
 
-    torch.save(value, file)  # type: ignore[arg-type]  # it writes and flushes, no more
+    try:
+        torch.save(value, file)  # type: ignore[arg-type]  # it writes and flushes, no more
+    except RuntimeError as error:
+        if error.__context__ is None:
+            raise
+        raise error.__context__ from None  # a full disk or a Ctrl-C, which torch covers with a complaint about its own end
 
 
 def token_tensors(sample: TargetSample) -> dict[str, Any]:

@@ -66,14 +66,14 @@ class ExportFolder:
             self._journal.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self._journal.folder)
         try:
-            self._open(there)
+            self._open()
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if (self.folder / self._last).exists() or not any(self._journal.folder.glob("*.json")):
+        if (self.folder / self._last).exists() or not self._inside():
             self._journal.drop()
         if self._lock:
             self._lock.release()
@@ -85,7 +85,7 @@ class ExportFolder:
         names = (path.relative_to(self.folder).as_posix() for path in files)
         return [name for name in names if not name.startswith(f"{JOURNAL}/")]
 
-    def _open(self, there: list[str]) -> None:
+    def _open(self) -> None:
         self._journal.sweep()
         if self.complete:
             return
@@ -97,9 +97,8 @@ class ExportFolder:
                 f"{self.folder}: holds another export. Give --restart to throw it away, or another folder to keep it."
             )
         self.receipts = self._journal.read(deep=True)
-        for (
-            name
-        ) in there:  # a file without a receipt is of a killed run, and perhaps of another export: a trainer would read it
+        # a file without a receipt is of a killed run, and perhaps of another export: a trainer would read it
+        for name in self._inside():
             if name not in self.receipts:
                 (self.folder / name).unlink(missing_ok=True)
 
