@@ -126,7 +126,10 @@ def _write_dataset(rows: TargetRows, folder: ExportFolder) -> None:
         counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
         _write_part(folder, name, batch)
     folder.write(FREQUENCIES, lambda file: save_torch(dict(sorted(counts.items())), file))
-    folder.write(INFO, lambda file: file.write(json_bytes(dataset_info(batch.schema))))
+    info = dataset_info(batch.schema)
+    for feature in info["features"].values():  # the name by which `datasets` before 4 and after know a list
+        feature["_type"] = {"List": "Sequence"}.get(feature["_type"], feature["_type"])
+    folder.write(INFO, lambda file: file.write(json_bytes(info)))
     state = {**dataset_state(names, folder.digest), "_format_type": "torch"}
     folder.write(STATE, lambda file: file.write(json_bytes(state)))
 
