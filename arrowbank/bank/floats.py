@@ -1,6 +1,6 @@
 """bfloat16 as bits: NumPy and Arrow have no such type, so a bfloat16 is a uint16 here, the upper half of a float32.
 
-Every conversion rounds once, to nearest even. Nothing here needs torch, but the fp8 codec.
+Every conversion rounds once, to nearest even. Nothing here needs torch, but the fp8 codec and `bfloat16_tensor`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ def all_finite(bits: Bits) -> bool:
         if room.size and room.max() >= INFINITY:
             return False
     return True
+
+
+def bfloat16_tensor(bits: Bits) -> Any:
+    """bfloat16 bits as a torch tensor of the same shape, of its own memory."""
+    import torch
+
+    return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
 
 
 def nonfinite(bits: Bits) -> npt.NDArray[np.bool_]:

@@ -11,6 +11,8 @@ from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
+FORMATS = "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt."
+
 
 @spread
 def import_(
@@ -44,7 +46,7 @@ def import_(
 @spread
 def export(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A target bank.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="deepspec, specforge-eagle3, specforge-dflash, …")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMATS)],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder.")],
     common: o.Common,
     max_shard_bytes: Annotated[int | None, typer.Option("--max-shard-bytes", help="Of formats with shards.")] = None,
@@ -124,5 +126,5 @@ def vocab(
 def _imported(out: str, counts: dict[str, int]) -> str:
     return (
         f"{out}: {counts['kept']:,} samples, {counts['tokens']:,} tokens, {counts['loss_tokens']:,} in the loss.\n"
-        f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to deepspec --out DIR"
+        f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to FORMAT --out DIR"
     )
