@@ -37,7 +37,7 @@ def built(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_readmes_example_runs_as_written(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    opened, plain = blocks("README.md", "python")
+    opened, plain, _ = blocks("README.md", "python")
     names: dict[str, object] = {}
     exec(compile(opened, "README.md", "exec"), names)
     assert capsys.readouterr().out.splitlines()[-1] == "(2, 32) float16"
@@ -51,6 +51,16 @@ def test_the_readmes_example_runs_as_written(built: Path, capsys: pytest.Capture
     assert first.dtype == matrix.dtype == np.float16
     assert np.array_equal(first, matrix[0])
     assert np.array_equal(first, vectors[0])
+
+
+def test_the_readmes_loader_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_dump(tmp_path / "dump")
+    import_targets(ImportConfig(target_model="m", target_layer_ids=(1, 11, 21)), tmp_path / "dump", tmp_path / "targets")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("README.md", "python")[2], "README.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([4, 9, 24]) torch.bfloat16\n"
 
 
 def test_the_cards_snippet_runs(built: Path) -> None:
