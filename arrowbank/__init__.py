@@ -16,7 +16,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
-    from arrowbank.bank.verify import Check, verify
+    from arrowbank.bank.checks import Check
+    from arrowbank.bank.verify import verify
     from arrowbank.building import BuildConfig, build
     from arrowbank.comparison import Comparison, compare
     from arrowbank.corpus.scan import ScanConfig, scan
@@ -35,7 +36,7 @@ _HOME = {
     "BatchRules": "plan",
     "BuildConfig": "building",
     "CaptureConfig": "targets.capturing",
-    "Check": "bank.verify",
+    "Check": "bank.checks",
     "Comparison": "comparison",
     "EncodeConfig": "encoding",
     "Estimate": "encoding.estimate",

@@ -13,8 +13,10 @@ import pytest
 
 from arrowbank import build, demo, open_bank
 from arrowbank.bank.verify import verify
-from recipes import demo_bank, router_v5, router_v6
+from arrowbank.targets.proof import verify_targets
+from recipes import deepspec_cache, demo_bank, router_v5, router_v6
 from tests import tiny
+from tests.dumps import make_dump
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,3 +94,18 @@ def test_the_demo_has_enough_episodes_and_the_same_ones_each_time(tmp_path: Path
             episode = json.loads(line)
             texts |= {episode["query"], *(candidate["text"] for candidate in episode["candidates"])}
     assert len(texts) >= 5000
+
+
+def test_a_dump_becomes_a_cache(tmp_path: Path) -> None:
+    config = deepspec_cache.deepspec_cache()
+    assert (config.target_layer_ids, config.loss_mask, config.on_nonfinite) == ((1, 9, 17, 25, 33), "from_dump", "drop")
+    make_dump(tmp_path / "dump", (30, 40, 200), width=64)
+    argv = ["--dump", str(tmp_path / "dump"), "--out", str(tmp_path / "cache"), "--target-model", "m", "--layers", "0,1,2"]
+    assert deepspec_cache.main([*argv, "--tiny"]) == 0
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
+        "manifest.json",
+        "samples.idx",
+        "shard-00000.bin",
+        "shard-00001.bin",
+    ]
+    assert all(check.ok for check in verify_targets(tmp_path / "cache"))

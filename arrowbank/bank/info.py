@@ -11,8 +11,21 @@ NEXT = {
     "texts": "arrowbank tokenize {folder} --tokenizer M --out DIR",
     "tokens": "arrowbank encode {folder} --model M --out DIR",
     "features": "arrowbank verify {folder}",
+    "targets": "arrowbank targets verify {folder} --model M",
 }
-SHOWN = ("kinds", "counts", "tokenizer", "max_tokens", "model_path", "hidden_size", "max_key_tokens", "encoding", "limit")
+TARGETS = ("target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
+SHOWN = (
+    "kinds",
+    "counts",
+    "tokenizer",
+    "max_tokens",
+    "model_path",
+    "hidden_size",
+    "max_key_tokens",
+    "encoding",
+    "limit",
+    *TARGETS,
+)
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:

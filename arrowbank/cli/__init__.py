@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "targets": (
         "Hidden states of a big model, for draft models: a bank of their own.",
-        {"import": targets.import_, "capture": targets.capture},
+        {"import": targets.import_, "capture": targets.capture, "verify": targets.verify, "vocab": targets.vocab},
     ),
 }
 for panel, verbs in VERBS.items():

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from arrowbank import __version__
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
@@ -32,7 +31,7 @@ from arrowbank.bank.targets import (
     needed_positions,
 )
 from arrowbank.errors import InputError
-from arrowbank.formats import deepspec, dump
+from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
@@ -49,7 +48,8 @@ class ImportConfig:
     """How hidden states are read, and what is kept of them.
 
     `target_model` is the very string that the trainer will be given; it and the next four may be left out where the source
-    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post") or before ("pre") the final norm.
+    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post") or before ("pre") the final norm;
+    a speculators folder is always "pre".
     """
 
     target_model: str | None = None
@@ -100,17 +100,26 @@ class Found:
 
 
 def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> Found:
-    """The rows in `source`: an engine's dump, or a DeepSpec cache. Nothing is written.
+    """The rows in `source`: an engine's dump, a DeepSpec cache, or a speculators folder. Nothing is written.
 
     Raises InputError for a folder that is none of these, and for a sample that is no good.
     """
     folder = Path(source)
+    name = folder.resolve().name
     if (folder / deepspec.INDEX).is_file():
-        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), folder.name)
+        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), name)
+    elif speculators.looks_like(folder):
+        opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
+        found = Found(_relabelled(config, opened), name)
     else:
-        opened = _open_dump(config, folder, progress)
-        found = Found(opened, folder.resolve().name, opened.quarantined)
+        found_dump = _open_dump(config, folder, progress)
+        found = Found(found_dump, name, found_dump.quarantined)
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
+
+
+def is_dump(folder: str | Path) -> bool:
+    """Whether a folder looks like an engine's dump."""
+    return (Path(folder) / dump.INDEX).is_file()
 
 
 def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
@@ -244,12 +253,12 @@ def import_to_deepspec(
     """
     if config.codec != "bf16" or config.spans != "all":
         raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
-    if config.last_hidden_norm != deepspec.NORM:
-        raise InputError(
-            f"--to deepspec holds last hidden states after the final norm (post), these are {config.last_hidden_norm}. "
-            "Import into a bank instead, or say post if they are."
-        )
     found = find_rows(config, source, progress=progress)
+    if found.rows.facts.last_hidden_norm != deepspec.NORM:
+        raise InputError(
+            "--to deepspec holds last hidden states after the final norm (post), these are "
+            f"{found.rows.facts.last_hidden_norm}. Import into a bank instead, or say post if they are."
+        )
     if found.rows.facts.target_layer_ids is None:
         raise InputError("--to deepspec names the layers: give --layers, as in --layers 1,11,21.")
     rows = _Watched(found.rows, keep=config.on_nonfinite != "error")
@@ -267,7 +276,6 @@ def import_to_deepspec(
                 rows,
                 folder,
                 source=found.source,
-                converter=f"arrowbank {__version__}",
                 max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
                 phase=phase,
             )
