@@ -14,7 +14,7 @@ import pytest
 from arrowbank import build, demo, open_bank
 from arrowbank.bank.verify import verify
 from arrowbank.targets.proof import verify_targets
-from recipes import deepspec_cache, demo_bank, router_v5, router_v6
+from recipes import deepspec_cache, demo_bank, eagle3_qwen3, router_v5, router_v6
 from tests import tiny
 from tests.dumps import make_dump
 
@@ -109,3 +109,19 @@ def test_a_dump_becomes_a_cache(tmp_path: Path) -> None:
         "shard-00001.bin",
     ]
     assert all(check.ok for check in verify_targets(tmp_path / "cache"))
+
+
+def test_chats_become_a_proved_bank_and_two_trainers_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = eagle3_qwen3.eagle3_qwen3(Path("chats.jsonl"))
+    assert (config.target_layer_ids, config.last_hidden_norm, config.model.dtype) == ((1, 17, 33), "post", "bfloat16")
+    model = tiny.save_qwen3(tmp_path / "model", layers=4, chat_template=tiny.CHAT_TEMPLATE)
+    chats = tiny.conversations(9)
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    argv = ["--data", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), "--model", str(model), "--tiny"]
+    assert eagle3_qwen3.main(argv) == 0
+    assert capsys.readouterr().out.endswith("out: 9 chats in targets, specforge and deepspec.\n")
+    bank = open_bank(tmp_path / "out" / "targets")
+    assert bank.manifest["loss_mask"] == "assistant_tokens"
+    assert len(list((tmp_path / "out" / "specforge" / "rows_0-2000").glob("data_*.ckpt"))) == len(bank) == 9
+    assert (tmp_path / "out" / "deepspec" / "manifest.json").exists()
+    assert eagle3_qwen3.main(argv) == 0
