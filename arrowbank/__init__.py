@@ -16,7 +16,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
-    from arrowbank.bank.verify import Check, verify
+    from arrowbank.bank.checks import Check
+    from arrowbank.bank.verify import verify
     from arrowbank.building import BuildConfig, build
     from arrowbank.comparison import Comparison, compare
     from arrowbank.corpus.scan import ScanConfig, scan
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
 
@@ -37,7 +39,8 @@ _HOME = {
     "Bank": "bank",
     "BatchRules": "plan",
     "BuildConfig": "building",
-    "Check": "bank.verify",
+    "CaptureConfig": "targets.capturing",
+    "Check": "bank.checks",
     "Comparison": "comparison",
     "EncodeConfig": "encoding",
     "Estimate": "encoding.estimate",
@@ -55,6 +58,7 @@ _HOME = {
     "build": "building",
     "build_in2": "in2.building",
     "build_probes": "in2.probes",
+    "capture": "targets.capturing",
     "collate_targets": "trainer",
     "compare": "comparison",
     "encode": "encoding",
@@ -74,6 +78,7 @@ __all__ = [
     "Bank",
     "BatchRules",
     "BuildConfig",
+    "CaptureConfig",
     "Check",
     "Comparison",
     "EncodeConfig",
@@ -92,6 +97,7 @@ __all__ = [
     "build",
     "build_in2",
     "build_probes",
+    "capture",
     "collate_targets",
     "compare",
     "encode",

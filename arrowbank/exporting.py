@@ -6,21 +6,20 @@ converted where that is exact, and otherwise refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arrowbank import __version__
 from arrowbank.bank.targets import SelectedRows, TargetRows, manifest_of, open_target_bank
 from arrowbank.errors import InputError
-from arrowbank.formats import deepspec
+from arrowbank.formats import deepspec, modelopt, specforge, speculators
+from arrowbank.formats.exported import Format
 from arrowbank.formats.folder import ExportFolder
-from arrowbank.progress import SILENT, Phase, Progress
+from arrowbank.progress import SILENT, Progress
 
-Write = Callable[[TargetRows, ExportFolder, "ExportConfig", str, Phase], dict[str, Any]]
+FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +37,8 @@ class ExportConfig:
             raise InputError(f"--assume-norm {self.assume_norm}: expected post or pre.")
         if self.max_shard_bytes is not None and self.max_shard_bytes < 1:
             raise InputError(f"max_shard_bytes is {self.max_shard_bytes}, it must be at least 1.")
-
-
-@dataclass(frozen=True)
-class Format:
-    """A trainer's format: its writer, the files that are its own, the one that comes last, and the norms it can hold."""
-
-    write: Write
-    owns: tuple[str, ...]
-    last: str
-    norms: tuple[str, ...]
+        if self.max_shard_bytes is not None and not FORMATS[self.format].shards:
+            raise InputError(f"{self.format} has no shards: leave --max-shard-bytes out.")
 
 
 def export(
@@ -60,7 +51,7 @@ def export(
     """
     format = FORMATS[config.format]
     opened = open_target_bank(bank)
-    rows = _vouched(opened, config, format)
+    rows = format.fit(_vouched(opened, config))
     recipe = {
         "format": config.format,
         "rows": rows.digest,
@@ -72,13 +63,14 @@ def export(
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return {"format": config.format, "complete": True}
         opened.check_hashes()
+        shards = {} if config.max_shard_bytes is None else {"max_shard_bytes": config.max_shard_bytes}
         total = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
         with progress.phase("export", total, unit="bytes", texts=len(rows.lengths)) as phase:
-            return format.write(rows, folder, config, opened.manifest["source"], phase)
+            return format.write(rows, folder, source=opened.manifest["source"], phase=phase, **shards)
 
 
-def _vouched(bank: TargetRows, config: ExportConfig, format: Format) -> TargetRows:
-    """The rows under the norm that they are to have; InputError where the format cannot hold what they are."""
+def _vouched(bank: TargetRows, config: ExportConfig) -> TargetRows:
+    """The rows under the norm that they are to have; InputError where something is missing or nobody knows it."""
     facts = bank.facts
     if facts.spans != "all":
         raise InputError(
@@ -99,25 +91,4 @@ def _vouched(bank: TargetRows, config: ExportConfig, format: Format) -> TargetRo
             f"{bank.place}: nobody said whether its last hidden states are after or before the final norm. Find out with "
             "`arrowbank targets verify --model M`, then give --assume-norm post or pre."
         )
-    if norm not in format.norms:
-        raise InputError(
-            f"{bank.place}: its last hidden states are {norm} (after the final norm: post; before: pre), {config.format} holds "
-            f"{' or '.join(format.norms)}. Capture or import the other."
-        )
     return SelectedRows(bank, replace(facts, last_hidden_norm=norm, codec="bf16"), np.arange(len(bank.lengths)))
-
-
-def _deepspec(rows: TargetRows, folder: ExportFolder, config: ExportConfig, source: str, phase: Phase) -> dict[str, Any]:
-    return deepspec.write_cache(
-        rows,
-        folder,
-        source=source,
-        converter=f"arrowbank {__version__}",
-        max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
-        phase=phase,
-    )
-
-
-FORMATS: dict[str, Format] = {
-    "deepspec": Format(_deepspec, deepspec.OWNS, deepspec.MANIFEST, (deepspec.NORM,)),
-}

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from arrowbank.bank.features import open_features
-from arrowbank.bank.floats import Bits
+from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.targets import TargetSample, open_target_bank
 
 Row = dict[str, torch.Tensor]
@@ -103,13 +103,9 @@ def _tensors(sample: TargetSample) -> Row:
     row = {
         "input_ids": torch.from_numpy(sample.input_ids.astype(np.int64)),
         "loss_mask": torch.from_numpy(sample.loss_mask.copy()),
-        "target_hidden_states": _bfloat16(sample.taps),
-        "target_last_hidden_states": _bfloat16(sample.last),
+        "target_hidden_states": bfloat16_tensor(sample.taps),
+        "target_last_hidden_states": bfloat16_tensor(sample.last),
     }
     if sample.positions is not None:
         row["hidden_positions"] = torch.from_numpy(sample.positions.astype(np.int64))
     return row
-
-
-def _bfloat16(bits: Bits) -> torch.Tensor:
-    return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)

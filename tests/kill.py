@@ -39,6 +39,8 @@ PRELOAD = [
     "arrowbank.corpus.scan",
     "arrowbank.encoding.stage",
     "arrowbank.in2.building",
+    "arrowbank.targets.capturing",
+    "arrowbank.models.taps",
 ]
 PATIENCE_S = 120
 

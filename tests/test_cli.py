@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from arrowbank.cli import VERBS, main
+from arrowbank.cli import GROUPS, VERBS, main
 from tests.kill import tree_bytes
 
 CONTRACT = {
@@ -29,7 +29,23 @@ CONTRACT = {
     "estimate": "model",
     "compare": "min-cosine",
     "lookup": "",
+    "export": "to out max-shard-bytes assume-norm restart",
+    "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
+    "vocab-size max-shard-bytes to codec spans dry-run restart",
+    "targets capture": "model data layers out max-length min-loss-tokens dry-run last-hidden-norm codec spans target-model restart",
+    "targets verify": "model",
+    "targets vocab": "draft-vocab",
+    "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split shards align "
+    "unique-keys no-mirror dtype tokenizer restart",
+    "in2 verify": "filler unique-keys",
+    "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
 }
+
+
+def every_verb() -> list[str]:
+    """The verbs as they are typed."""
+    alone = [verb.__name__ for verbs in VERBS.values() for verb in verbs]
+    return alone + [f"{group} {name}" for group, (_, members) in GROUPS.items() for name in members]
 
 
 def write_episodes(folder: Path, count: int = 30) -> Path:
@@ -58,22 +74,26 @@ def run(*argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("verb", [verb.__name__ for verbs in VERBS.values() for verb in verbs])
+@pytest.mark.parametrize("verb", every_verb())
 def test_every_verb_has_help_with_an_example_and_the_options_of_the_contract(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert main([verb, "--help"]) == 0
+    assert main([*verb.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert f"Example: arrowbank {verb}" in text
     options = set(re.findall(r"--([a-z0-9][a-z0-9-]+)", text))
     assert set(CONTRACT.get(verb, "").split()) <= options
 
 
+def test_the_contract_knows_every_verb() -> None:
+    assert set(every_verb()) - {"demo"} == set(CONTRACT)
+
+
 def test_no_arguments_show_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert all(verb.__name__ in text for verbs in VERBS.values() for verb in verbs)
+    assert all(verb.split()[0] in text for verb in every_verb())
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("arrowbank 0.")
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arrowbank.cli import VERBS, main
+from arrowbank import ImportConfig, ProbesConfig, build_in2, build_probes, import_targets
+from arrowbank.cli import GROUPS, VERBS, main
+from tests import arms
+from tests.dumps import make_dump
 
 ROOT = Path(__file__).parents[1]
 MODEL = "Qwen/Qwen3-4B"
@@ -35,7 +38,7 @@ def built(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_readmes_example_runs_as_written(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    opened, plain = blocks("README.md", "python")
+    opened, plain, _ = blocks("README.md", "python")
     names: dict[str, object] = {}
     exec(compile(opened, "README.md", "exec"), names)
     assert capsys.readouterr().out.splitlines()[-1] == "(2, 32) float16"
@@ -49,6 +52,16 @@ def test_the_readmes_example_runs_as_written(built: Path, capsys: pytest.Capture
     assert first.dtype == matrix.dtype == np.float16
     assert np.array_equal(first, matrix[0])
     assert np.array_equal(first, vectors[0])
+
+
+def test_the_readmes_loader_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_dump(tmp_path / "dump")
+    import_targets(ImportConfig(target_model="m", target_layer_ids=(1, 11, 21)), tmp_path / "dump", tmp_path / "targets")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("README.md", "python")[2], "README.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([4, 9, 24]) torch.bfloat16\n"
 
 
 def test_the_cards_snippet_runs(built: Path) -> None:
@@ -65,16 +78,56 @@ def test_every_verb_is_in_the_readme() -> None:
     for verbs in VERBS.values():
         for verb in verbs:
             assert f"`arrowbank {verb.__name__}`" in text
+    for group, (_, members) in GROUPS.items():
+        for name in members:
+            assert f"`arrowbank {group} {name}`" in text
+
+
+def assert_described(bank: Path, kind: str) -> None:
+    """FORMAT.md names every file of the bank, and its columns in their order."""
+    page = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
+    for path in bank.iterdir():
+        assert f"`{path.name}`" in page
+    info = json.loads((bank / "dataset_info.json").read_text())
+    (row,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", page, flags=re.MULTILINE)
+    assert re.findall(r"`(\w+)`", row)[: len(info["features"])] == list(info["features"])
+
+
+def test_the_format_page_describes_target_banks(tmp_path: Path) -> None:
+    make_dump(tmp_path / "dump", lines=lambda row, name: {"file": name} if row else "no line")
+    config = ImportConfig(target_model="m", target_layer_ids=(1, 11, 21), on_bad_sample="quarantine")
+    manifest = import_targets(config, tmp_path / "dump", tmp_path / "bank")
+    assert_described(tmp_path / "bank", "targets")
+    page = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
+    for name in (
+        "target_layer_ids",
+        "layer_id_convention",
+        "last_hidden_norm",
+        "target_model_name_or_path",
+        "loss_mask",
+        "counts",
+    ):
+        assert name in manifest
+        assert f"`{name}`" in page
+
+
+def test_the_format_page_describes_arms_and_probes(tmp_path: Path) -> None:
+    filler = arms.save_filler(tmp_path / "filler.bin")
+    build_in2(arms.small(examples=3, shards=1), [filler], tmp_path / "arm")
+    assert_described(tmp_path / "arm", "in2")
+    build_probes(ProbesConfig(length=200, vocab=arms.VOCAB), [filler], tmp_path / "probes")
+    assert_described(tmp_path / "probes", "in2-probes")
+    for folder in ("arm", "probes"):
+        (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / folder / "README.md").read_text(), flags=re.DOTALL)
+        names: dict[str, object] = {}
+        exec(compile(code.replace("path/to/this/folder", str(tmp_path / folder)), "card", "exec"), names)
+        assert np.asarray(names.get("answers", names.get("answer"))).shape == ((18,) if folder == "arm" else (8,))
 
 
 def test_the_format_page_names_every_file_and_column_of_a_real_bank(built: Path) -> None:
     page = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
     for part in ("texts", "tokens", "features"):
-        for path in (built / part).iterdir():
-            assert f"`{path.name}`" in page
-        info = json.loads((built / part / "dataset_info.json").read_text())
-        (row,) = re.findall(rf"^\| `{part}` \| (.*) \|$", page, flags=re.MULTILINE)
-        assert re.findall(r"`(\w+)`", row) == list(info["features"])
+        assert_described(built / part, part)
     manifest = json.loads((built / "features" / "manifest.json").read_text())
     for name in ("format_version", "train_sha256", "eval_sha256", "model_path", "max_key_tokens", "hidden_size", "text_count"):
         assert name in manifest

@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer
-from arrowbank.models.encoder import PASS_TOKENS, DeviceEncoder, Encoder
+from arrowbank.models.encoder import Encoder, PooledReader
 from arrowbank.models.inflight import in_flight
 from arrowbank.models.loading import cpu_has_bfloat16, load_hidden_states
+from arrowbank.models.passes import PASS_TOKENS, DevicePasses
 from arrowbank.models.pooling import pool
 from arrowbank.models.widened import WidenedLinear, widen_linears
 
@@ -161,7 +162,9 @@ def test_long_batches_are_cut_into_passes_with_their_rows_in_order(qwen3: Encode
 def test_the_path_of_a_gpu_gives_the_same_vectors(tiny_qwen3: Path, qwen3: Encoder) -> None:
     config = ModelConfig(model=str(tiny_qwen3), device="cpu")
     info = describe(config)
-    encoder = DeviceEncoder(load_hidden_states(config, info, torch.device("cpu")), info, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    reader = PooledReader(load_hidden_states(config, info, cpu), info.pooling)
+    encoder = Encoder(DevicePasses(reader, info, cpu))
     for vectors, expected in zip(encoder.encode_stream(BATCHES), qwen3.encode_stream(BATCHES), strict=True):
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
@@ -232,7 +235,7 @@ def test_a_widened_linear_is_the_product_rounded_once() -> None:
 
 def test_bfloat16_products_are_widened_only_where_hardware_lacks_them(tiny_qwen3: Path) -> None:
     encoder = load_encoder(ModelConfig(model=str(tiny_qwen3), dtype="bfloat16", device="cpu"))
-    assert cpu_has_bfloat16() != any(isinstance(module, WidenedLinear) for module in encoder._reader.modules())
+    assert cpu_has_bfloat16() != any(isinstance(module, WidenedLinear) for module in encoder.passes.module.modules())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -240,7 +243,7 @@ def test_nf4(tiny_qwen3: Path, qwen3: Encoder, dtype: Any) -> None:
     pytest.importorskip("bitsandbytes")
     config = ModelConfig(model=str(tiny_qwen3), load_in_4bit=True, dtype=dtype, device="cpu")
     encoder = load_encoder(config)
-    weights = {weight.dtype for weight in encoder._reader.parameters()}
+    weights = {weight.dtype for weight in encoder.passes.module.parameters()}
     assert torch.uint8 in weights
     vectors, exact = encoder.encode(ids(6, 20)), qwen3.encode(ids(6, 20))
     cosine = (vectors * exact).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(exact, axis=1)

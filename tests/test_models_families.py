@@ -15,6 +15,7 @@ import transformers as tf
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder
 from arrowbank.models.loading import load_hidden_states
+from arrowbank.models.taps import load_taps_reader
 
 IDS = np.random.default_rng(0).integers(2, 256, (5, 11), dtype=np.int32)
 CPU = torch.device("cpu")
@@ -162,6 +163,26 @@ def test_only_what_reads_text_is_kept(family: tuple[str, Path]) -> None:
     lower = load_hidden_states(below, describe(below), CPU)
     if not lower.selects:
         assert sum(weight.numel() for weight in lower.parameters()) < sum(weight.numel() for weight in reader.parameters())
+
+
+def test_every_block_is_tapped_to_the_bit(family: tuple[str, Path]) -> None:
+    name, folder = family
+    config = ModelConfig(model=str(folder))
+    if name == "albert":  # one block, run three times
+        with pytest.raises(InputError, match="this model cannot be tapped: it has no list of 3 blocks"):
+            load_taps_reader(config, describe(config), CPU, (0,), "post")
+        return
+    states = transformers_states(name, folder)
+    post, pre = (load_taps_reader(config, describe(config), CPU, (-1, 0, 1, 2), norm) for norm in ("post", "pre"))
+    with one_thread():
+        found, before = post(torch.from_numpy(IDS).long()), pre(torch.from_numpy(IDS).long())
+    for layer in (-1, 0, 1):
+        assert torch.equal(found[:, :, layer + 1], states[layer + 1]), layer
+    assert torch.equal(found[:, :, 4], states[-1])
+    assert torch.equal(found[:, :, 3], before[:, :, 3])
+    assert torch.equal(before[:, :, 4], before[:, :, 3])
+    unnormed = name in ("bert", "bart")  # their blocks end in a norm of their own
+    assert torch.equal(before[:, :, 4], states[-1]) == unnormed
 
 
 @pytest.mark.parametrize("family", ["albert"], indirect=True)

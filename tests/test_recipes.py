@@ -13,8 +13,10 @@ import pytest
 
 from arrowbank import build, demo, open_bank
 from arrowbank.bank.verify import verify
-from recipes import demo_bank, router_v5, router_v6
+from arrowbank.targets.proof import verify_targets
+from recipes import deepspec_cache, demo_bank, eagle3_qwen3, router_v5, router_v6
 from tests import tiny
+from tests.dumps import make_dump
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,3 +94,34 @@ def test_the_demo_has_enough_episodes_and_the_same_ones_each_time(tmp_path: Path
             episode = json.loads(line)
             texts |= {episode["query"], *(candidate["text"] for candidate in episode["candidates"])}
     assert len(texts) >= 5000
+
+
+def test_a_dump_becomes_a_cache(tmp_path: Path) -> None:
+    config = deepspec_cache.deepspec_cache()
+    assert (config.target_layer_ids, config.loss_mask, config.on_nonfinite) == ((1, 9, 17, 25, 33), "from_dump", "drop")
+    make_dump(tmp_path / "dump", (30, 40, 200), width=64)
+    argv = ["--dump", str(tmp_path / "dump"), "--out", str(tmp_path / "cache"), "--target-model", "m", "--layers", "0,1,2"]
+    assert deepspec_cache.main([*argv, "--tiny"]) == 0
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
+        "manifest.json",
+        "samples.idx",
+        "shard-00000.bin",
+        "shard-00001.bin",
+    ]
+    assert all(check.ok for check in verify_targets(tmp_path / "cache"))
+
+
+def test_chats_become_a_proved_bank_and_two_trainers_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = eagle3_qwen3.eagle3_qwen3(Path("chats.jsonl"))
+    assert (config.target_layer_ids, config.last_hidden_norm, config.model.dtype) == ((1, 17, 33), "post", "bfloat16")
+    model = tiny.save_qwen3(tmp_path / "model", layers=4, chat_template=tiny.CHAT_TEMPLATE)
+    chats = tiny.conversations(9)
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    argv = ["--data", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), "--model", str(model), "--tiny"]
+    assert eagle3_qwen3.main(argv) == 0
+    assert capsys.readouterr().out.endswith("out: 9 chats in targets, specforge and deepspec.\n")
+    bank = open_bank(tmp_path / "out" / "targets")
+    assert bank.manifest["loss_mask"] == "assistant_tokens"
+    assert len(list((tmp_path / "out" / "specforge" / "rows_0-2000").glob("data_*.ckpt"))) == len(bank) == 9
+    assert (tmp_path / "out" / "deepspec" / "manifest.json").exists()
+    assert eagle3_qwen3.main(argv) == 0

@@ -30,6 +30,18 @@ SENTENCES = (
 )
 
 
+# ChatML, as Qwen's models have it, once with and once without the marks of what the assistant says
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TAGGED_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|im_end|>\n{% endgeneration %}{% else %}{{ message.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def texts(count: int) -> list[str]:
     """`count` different texts of very different lengths, the same ones each time."""
     words = " ".join(SENTENCES).split()
@@ -66,6 +78,18 @@ def save_texts_bank(folder: Path, texts: Sequence[str], generations: Sequence[in
     return folder
 
 
+def conversations(count: int) -> list[dict[str, Any]]:
+    """`count` different conversations of one to three answers, the same ones each time."""
+    said = iter(texts(6 * count))
+    return [
+        {
+            "id": f"chat-{i}",
+            "messages": [{"role": role, "content": next(said)} for _ in range(1 + i % 3) for role in ("user", "assistant")],
+        }
+        for i in range(count)
+    ]
+
+
 def save_bpe_tokenizer(folder: Path, **options: Any) -> Path:
     """A byte-level BPE tokenizer of about 500 ids without a post-processor, as Qwen's, saved for `from_pretrained`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -98,11 +122,11 @@ def save_wordpiece_tokenizer(folder: Path, **options: Any) -> Path:
     return _save(tokenizer, folder, names | options)
 
 
-def save_qwen3(folder: Path, *, hidden_size: int = 32, layers: int = 2) -> Path:
+def save_qwen3(folder: Path, *, hidden_size: int = 32, layers: int = 2, chat_template: str | None = None) -> Path:
     """A random Qwen3 decoder with the BPE tokenizer beside it."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    save_bpe_tokenizer(folder)
+    save_bpe_tokenizer(folder, **({"chat_template": chat_template} if chat_template else {}))
     config = Qwen3Config(
         vocab_size=512,
         hidden_size=hidden_size,

@@ -65,6 +65,11 @@ def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1, offset=4 * column.offset)
 
 
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array of its own: a view into a longer one would be written with other bytes than an equal copy."""
+    return pa.concat_arrays([column.chunk(0).slice(0, 0), *column.chunks])
+
+
 def number_column(values: npt.NDArray[Any]) -> pa.Array:
     """A one-dimensional array as an Arrow column without a copy."""
     kept = np.ascontiguousarray(values)

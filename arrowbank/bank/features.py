@@ -15,6 +15,7 @@ from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, KeyFile, text_key
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.errors import InputError
 
+KIND = "features"
 MATRIX_FILE = "features.f16.npy"
 
 Vectors = npt.NDArray[np.float16]
@@ -80,25 +81,11 @@ class FeatureBank(Bank):
         return self.take(rows)
 
 
-def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Bank:
-    """Open a committed bank; a FeatureBank where it holds features.
-
-    `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for
-    `model_path`, `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see
-    `verify`).
-
-    Raises InputError (no bank), IncompleteBank (not committed), ContractError (not what was expected), CorruptBank (files
-    missing, cut or unreadable).
-    """
-    path, manifest = open_committed(folder, expect)
-    return (FeatureBank if manifest["kind"] == "features" else Bank)(path, manifest)
-
-
 def open_features(folder: str | Path, expect: Mapping[str, Any] | None = None) -> FeatureBank:
-    """`open_bank` for those who need features: InputError for a bank of another kind."""
-    bank = open_bank(folder, expect)
-    if not isinstance(bank, FeatureBank):
+    """Open a committed feature bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
+    path, manifest = open_committed(folder, expect)
+    if manifest["kind"] != KIND:
         raise InputError(
-            f"{folder}: a bank of {bank.kind}, expected features. Give a folder that `arrowbank encode` has written."
+            f"{folder}: a bank of {manifest['kind']}, expected features. Give a folder that `arrowbank encode` has written."
         )
-    return bank
+    return FeatureBank(path, manifest)

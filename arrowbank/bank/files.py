@@ -16,7 +16,7 @@ import shutil
 import socket
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -25,32 +25,43 @@ from arrowbank.errors import ArrowbankError, BankLocked, DiskFull, InputError
 
 READ_BYTES = 1 << 22
 WORTH_A_THREAD = 1 << 18
+SEND_BYTES = 1 << 26
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 class HashedFile:
-    """A write-only file that hashes and counts what passes through it. Large pieces are hashed while they are written."""
+    """A write-only file that counts and, if `hashed`, hashes what passes through it.
 
-    def __init__(self, raw: IO[bytes], hasher: Executor) -> None:
-        self._raw, self._hasher = raw, hasher
+    Large pieces are hashed while they are written, and what is written is sent on to the disk early, both by threads of `helpers`:
+    so neither the hash nor the sync at the end is waited for by itself.
+    """
+
+    def __init__(self, raw: IO[bytes], helpers: Executor, *, hashed: bool) -> None:
+        self._raw, self._helpers, self._hashed = raw, helpers, hashed
         self._sha256 = hashlib.sha256()
+        self._syncing: Future[None] | None = None
+        self._sent = 0
         self.bytes = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
         """Write `data` (anything with a buffer) whole; the bytes written."""
         view = memoryview(data).cast("B")
-        if len(view) < WORTH_A_THREAD:
+        if not self._hashed:
+            self._write(view)
+        elif len(view) < WORTH_A_THREAD:
             self._sha256.update(view)
             self._write(view)
         else:
-            hashed = self._hasher.submit(self._sha256.update, view)
+            hashing = self._helpers.submit(self._sha256.update, view)
             try:
                 self._write(view)
             finally:
-                hashed.result()
+                hashing.result()
         self.bytes += len(view)
+        if self.bytes - self._sent >= SEND_BYTES:
+            self._send()
         return len(view)
 
     def _write(self, view: memoryview) -> None:
@@ -58,27 +69,38 @@ class HashedFile:
         while written < len(view):  # an unbuffered write may take less than it is given (2 GiB at most on Linux)
             written += self._raw.write(view[written:])
 
+    def _send(self) -> None:
+        """Have what is written so far go to the disk, unless that is being done."""
+        if self._syncing and not self._syncing.done():
+            return
+        if self._syncing:
+            self._syncing.result()
+        self._syncing, self._sent = self._helpers.submit(os.fdatasync, self._raw.fileno()), self.bytes
+
     def flush(self) -> None:
         self._raw.flush()
 
     def sync(self) -> None:
         """Flush to the disk itself."""
+        if self._syncing:
+            self._syncing.result()
         self._raw.flush()
         os.fsync(self._raw.fileno())
 
     @property
     def sha256(self) -> str:
-        return self._sha256.hexdigest()
+        """In hexadecimal; empty for a file that is not hashed."""
+        return self._sha256.hexdigest() if self._hashed else ""
 
 
 @contextmanager
-def publishing(path: Path) -> Iterator[HashedFile]:
+def publishing(path: Path, *, hashed: bool = True) -> Iterator[HashedFile]:
     """Write the file `path` through the yielded handle; when the block ends well it appears, whole and synced."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with explained(path):
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="hasher") as hasher, temporary.open("xb", buffering=0) as raw:
-                file = HashedFile(raw, hasher)
+            with ThreadPoolExecutor(2, thread_name_prefix="file") as helpers, temporary.open("xb", buffering=0) as raw:
+                file = HashedFile(raw, helpers, hashed=hashed)
                 yield file
                 file.sync()
             temporary.replace(path)

@@ -1,6 +1,6 @@
 """bfloat16 as bits: NumPy and Arrow have no such type, so a bfloat16 is a uint16 here, the upper half of a float32.
 
-Every conversion rounds once, to nearest even. Nothing here needs torch, but the fp8 codec.
+Every conversion rounds once, to nearest even. Nothing here needs torch, but the fp8 codec and `bfloat16_tensor`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,13 @@ def all_finite(bits: Bits) -> bool:
     return True
 
 
+def bfloat16_tensor(bits: Bits) -> Any:
+    """bfloat16 bits as a torch tensor of the same shape, of its own memory."""
+    import torch
+
+    return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
+
+
 def nonfinite(bits: Bits) -> npt.NDArray[np.bool_]:
     """Which values are Inf or NaN."""
     found: npt.NDArray[np.bool_] = (bits & MAGNITUDE) >= INFINITY
@@ -89,7 +96,7 @@ def fp8_encode(bits: Bits, groups: int) -> tuple[npt.NDArray[np.uint8], npt.NDAr
     """
     import torch
 
-    values = torch.from_numpy(float32_of(bits)).view(len(bits), groups, -1)
+    values = torch.from_numpy(float32_of(bits)).view(len(bits), groups, bits.shape[1] // groups)
     scales = values.abs().amax(dim=2, keepdim=True) / FP8_MAX
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     codes = (values / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
@@ -98,7 +105,8 @@ def fp8_encode(bits: Bits, groups: int) -> tuple[npt.NDArray[np.uint8], npt.NDAr
 
 def fp8_decode(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> Bits:
     """What `fp8_encode` gave, as bfloat16 bits of the codes' shape, rounded to nearest even."""
-    values = float32_of(E4M3[codes]).reshape(*scales.shape, -1) * scales[..., None]
+    width = codes.shape[1] // scales.shape[1]
+    values = float32_of(E4M3[codes]).reshape(*scales.shape, width) * scales[..., None]
     return bfloat16_bits(values.reshape(codes.shape))
 
 

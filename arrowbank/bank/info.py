@@ -11,8 +11,25 @@ NEXT = {
     "texts": "arrowbank tokenize {folder} --tokenizer M --out DIR",
     "tokens": "arrowbank encode {folder} --model M --out DIR",
     "features": "arrowbank verify {folder}",
+    "targets": "arrowbank targets verify {folder} --model M",
+    "in2": "arrowbank in2 verify {folder}",
+    "in2-probes": "arrowbank in2 score {folder} --model M --out DIR",
 }
-SHOWN = ("kinds", "counts", "tokenizer", "max_tokens", "model_path", "hidden_size", "max_key_tokens", "encoding", "limit")
+IN2 = ("arm", "T", "examples", "triples", "decoys_placed", "seed", "split")
+TARGETS = ("target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
+SHOWN = (
+    "kinds",
+    "counts",
+    "tokenizer",
+    "max_tokens",
+    "model_path",
+    "hidden_size",
+    "max_key_tokens",
+    "encoding",
+    "limit",
+    *TARGETS,
+    *IN2,
+)
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:

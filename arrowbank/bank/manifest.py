@@ -40,7 +40,10 @@ def shard_name(index: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """A finished file: its name in the bank, rows (None where rows mean nothing), bytes, sha256, and the seconds it took."""
+    """A finished file: its name in the bank, rows (None where rows mean nothing), bytes, sha256, and the seconds it took.
+
+    Files of an export are not hashed: their sha256 is empty.
+    """
 
     name: str
     rows: int | None

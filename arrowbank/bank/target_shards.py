@@ -163,7 +163,7 @@ class ShardSource:
     def _quantised(self, hidden: Bits, layers: Sequence[str], scales: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.uint8]:
         codes, scale = fp8_encode(np.ascontiguousarray(hidden), len(layers))
         scales.append(scale)
-        true = float32_of(hidden).astype(np.float64).reshape(len(hidden), len(layers), -1)
+        true = float32_of(hidden).astype(np.float64).reshape(*scale.shape, self._facts.hidden_size)
         stored = float32_of(fp8_decode(codes, scale)).astype(np.float64).reshape(true.shape)
         dots, norms = (true * stored).sum(axis=2), np.linalg.norm(true, axis=2) * np.linalg.norm(stored, axis=2)
         cosine = np.divide(dots, norms, out=np.ones_like(dots), where=norms > 0)

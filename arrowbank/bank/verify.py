@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values, values_of
-from arrowbank.bank.features import MATRIX_FILE, FeatureBank, open_bank
+from arrowbank.bank.features import MATRIX_FILE, FeatureBank
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys, text_keys
 from arrowbank.bank.manifest import INFO, SHARD_NAME, dataset_info, read_json
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank
+from arrowbank.bank.target_checks import target_checks
+from arrowbank.bank.targets import TargetBank
 from arrowbank.errors import ArrowbankError
 from arrowbank.progress import SILENT, Progress
 
 # float16 keeps 11 bits: each of D rounded components is off by at most 2^-12 of itself, and so is the norm
 NORM_TOLERANCE = 2.0**-11
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    ok: bool
-    detail: str
 
 
 def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
@@ -53,7 +47,7 @@ def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILE
         checks.append(_hashes(bank, phase.advance))
     checks += [_strays(bank), _types(bank)]
     checks += [check(bank) for check in _CHECKS.get(bank.kind, ())]
-    return checks
+    return checks + _targets(bank)
 
 
 def _hashes(bank: Bank, report: Callable[[int], None]) -> Check:
@@ -62,14 +56,14 @@ def _hashes(bank: Bank, report: Callable[[int], None]) -> Check:
         if sha256_of(bank.folder / entry["name"]) != entry["sha256"]:
             wrong.append(entry["name"])
         report(entry["bytes"])
-    return _check(
+    return found_wrong(
         "hashes", wrong, f"sha256 of {len(bank.manifest['files'])} files", "bytes differ from the manifest's sha256 in"
     )
 
 
 def _strays(bank: Bank) -> Check:
     found = {path.name for path in bank.folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
-    return _check("shards", sorted(found - set(bank.shard_names)), "no file beside the manifest's", "not in the manifest:")
+    return found_wrong("shards", sorted(found - set(bank.shard_names)), "no file beside the manifest's", "not in the manifest:")
 
 
 def _types(bank: Bank) -> Check:
@@ -77,7 +71,7 @@ def _types(bank: Bank) -> Check:
     wrong = [name for name, batch in zip(bank.shard_names, bank.shards(), strict=True) if batch.schema != bank.shard(0).schema]
     if read_json(bank.folder / INFO).get("features") != wanted:
         wrong.append(INFO)
-    return _check("types", wrong, f"columns {', '.join(bank.columns)}", "other column types in")
+    return found_wrong("types", wrong, f"columns {', '.join(bank.columns)}", "other column types in")
 
 
 def _text_keys(bank: Bank) -> Check:
@@ -86,7 +80,7 @@ def _text_keys(bank: Bank) -> Check:
         stored = fixed_bytes(batch.column("sha1"), SHA1_BYTES)
         differing = np.flatnonzero((text_keys(batch.column("text").to_pylist()) != stored).any(axis=1))
         wrong += [f"row {row + at}" for at in differing[:3]]
-    return _check("keys", wrong, "sha1 of every text", "sha1 is not that of the text in")
+    return found_wrong("keys", wrong, "sha1 of every text", "sha1 is not that of the text in")
 
 
 def _unique(bank: Bank) -> Check:
@@ -113,7 +107,7 @@ def _tokens(bank: Bank) -> Check:
         bad = (lengths != values_of(batch.column("length"))) | (lengths < 1) | (lengths > limit)
         wrong += [f"row {row + at}" for at in np.flatnonzero(bad)[:3]]
         wrong += [f"row {row + np.searchsorted(offsets, at, 'right') - 1}" for at in np.flatnonzero(values < 0)[:3]]
-    return _check("tokens", wrong, f"ids ≥ 0, lengths right, 1 to {limit}", "ids or length wrong in")
+    return found_wrong("tokens", wrong, f"ids ≥ 0, lengths right, 1 to {limit}", "ids or length wrong in")
 
 
 def _vectors(bank: Bank) -> Check:
@@ -130,7 +124,7 @@ def _vectors(bank: Bank) -> Check:
             bad |= np.abs(norms - 1) > NORM_TOLERANCE
         wrong += [f"row {row + at} (norm {norms[at]:.4g})" for at in np.flatnonzero(bad)[:3]]
         low, high = min(low, float(norms.min())), max(high, float(norms.max()))
-    return _check("vectors", wrong, f"finite, norms {low:.5f} to {high:.5f}", "not finite, zero, or of a wrong norm:")
+    return found_wrong("vectors", wrong, f"finite, norms {low:.5f} to {high:.5f}", "not finite, zero, or of a wrong norm:")
 
 
 def _mirror(bank: Bank) -> Check:
@@ -152,7 +146,7 @@ def _mirror(bank: Bank) -> Check:
     with (bank.folder / TEXTS_FILE).open(encoding="utf-8") as lines:
         if any(json.loads(line) != text for line, text in zip(lines, texts, strict=True)):
             wrong.append(TEXTS_FILE)
-    return _check("mirror", wrong, "equal to the Arrow shards", "differs from the Arrow shards:")
+    return found_wrong("mirror", wrong, "equal to the Arrow shards", "differs from the Arrow shards:")
 
 
 def _key_file(bank: Bank) -> Check:
@@ -161,16 +155,15 @@ def _key_file(bank: Bank) -> Check:
     return Check("look-up", same, f"{KEY_FILE} {'finds every text' if same else 'does not fit the sha1 column'}")
 
 
+def _targets(bank: Bank) -> list[Check]:
+    return target_checks(bank, bank.manifest["counts"]) if isinstance(bank, TargetBank) else []
+
+
 _CHECKS: dict[str, tuple[Callable[[Bank], Check], ...]] = {
     "texts": (_text_keys, _unique, _kinds),
     "tokens": (_tokens,),
     "features": (_text_keys, _unique, _vectors, _key_file, _mirror),
 }
-
-
-def _check(name: str, wrong: list[str], good: str, bad: str) -> Check:
-    shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-    return Check(name, not wrong, f"{bad} {shown}" if wrong else good)
 
 
 def _with_rows(bank: Bank) -> Iterator[tuple[int, pa.RecordBatch]]:

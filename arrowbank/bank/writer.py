@@ -71,10 +71,12 @@ class ShardWriter:
 
         return self.write_file(shard_name(index), write, rows=batch.num_rows)
 
-    def write_file(self, name: str, write: Callable[[HashedFile], object], *, rows: int | None = None) -> Receipt:
+    def write_file(
+        self, name: str, write: Callable[[HashedFile], object], *, rows: int | None = None, hashed: bool = True
+    ) -> Receipt:
         """Publish the file `name` of the bank through `write`, then its receipt."""
         start = time.monotonic()
-        with publishing(self.folder / name) as file:
+        with publishing(self.folder / name, hashed=hashed) as file:
             write(file)
         seconds = round(time.monotonic() - start, 6)
         receipt = Receipt(

@@ -30,7 +30,10 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Hand a bank on": (targets.export,),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "targets": ("Hidden states of a big model, for draft models: a bank of their own.", {"import": targets.import_}),
+    "targets": (
+        "Hidden states of a big model, for draft models: a bank of their own.",
+        {"import": targets.import_, "capture": targets.capture, "verify": targets.verify, "vocab": targets.vocab},
+    ),
     "in2": ("Facts planted far from where they are asked for: arms to train on, and their proof.", in2.VERBS),
 }
 for panel, verbs in VERBS.items():

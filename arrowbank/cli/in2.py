@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import CHECK_FAILED, finish, progress_for
+from arrowbank.cli.show import finish, progress_for, show_checks
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-
-if TYPE_CHECKING:
-    from arrowbank.bank.verify import Check
 
 WHAT, RUN = "What is planted", o.RUN
 
@@ -156,21 +152,7 @@ def verify(
     from arrowbank.in2.gate import verify_in2
 
     checks = verify_in2(folders, fillers=filler, unique_keys=unique_keys, progress=progress_for(common.json))
-    show_checks(checks, as_json=common.json)
-
-
-def show_checks(checks: Sequence[Check], *, as_json: bool) -> None:
-    """A line a check (or one event); exit code 1 if one failed."""
-    ok = all(check.ok for check in checks)
-    if as_json:
-        event = {"phase": "done", "ok": ok, "checks": [asdict(check) for check in checks]}
-        print(json.dumps(event, ensure_ascii=False), flush=True)
-    else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:{width}}  {check.detail}")
-    if not ok:
-        raise typer.Exit(CHECK_FAILED)
+    show_checks(checks, common.json)
 
 
 def _fillers(named: list[str] | None, more: list[str] | None) -> list[str]:

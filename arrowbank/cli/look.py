@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import progress_for
+from arrowbank.cli.show import CHECK_FAILED, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")]
-CHECK_FAILED = 1
 
 
 @spread
@@ -28,14 +27,7 @@ def verify(
     """
     from arrowbank.bank.verify import verify as run
 
-    checks = run(bank, quick=quick, progress=progress_for(common.json))
-    if common.json:
-        _print_json({"phase": "done", "ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
-    else:
-        for check in checks:
-            print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:8}  {check.detail}")
-    if not all(check.ok for check in checks):
-        raise typer.Exit(CHECK_FAILED)
+    show_checks(run(bank, quick=quick, progress=progress_for(common.json)), common.json)
 
 
 @spread
@@ -56,7 +48,7 @@ def info(folder: Annotated[str, typer.Argument(metavar="BANK", help="Any folder 
 
 @spread
 def estimate(
-    tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made.")],
+    tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made, or an engine's dump.")],
     what: o.EncodeOptions,
     common: o.Common,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the bank would lie (for the disk's room).")] = ".",
@@ -64,13 +56,17 @@ def estimate(
     texts: o.TextsFolder = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Do not load the model to time a few batches.")] = False,
 ) -> None:
-    """Bytes, forward passes and time of an encode, before it runs. Exit code 1 if the disk has not the room.
+    """Bytes, forward passes and time of an encode (or bytes of a dump's import), before it runs. Exit code 1 if it does not fit.
 
     Example: arrowbank estimate router/tokens --model Qwen/Qwen3-4B --load-in-4bit
     """
     from arrowbank.bank.files import human_bytes
     from arrowbank.encoding.estimate import estimate as run
+    from arrowbank.targets.importing import ImportConfig, estimate_import, is_dump
 
+    if is_dump(tokens):
+        show_estimate(estimate_import(ImportConfig(target_model="any"), tokens, out), common.json)
+        return
     config = what.config(trust_remote_code=trust_remote_code)
     found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(common.json))
     if common.json:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from arrowbank.corpus.tokenize import TokenizeConfig
     from arrowbank.encoding import EncodeConfig
     from arrowbank.encoding import RunOptions as Run
+    from arrowbank.targets.capturing import CaptureConfig
     from arrowbank.targets.importing import ImportConfig
 
 BUILD = "What is in the bank"
@@ -36,6 +37,7 @@ NumProc = Annotated[int | None, _run("--num-proc", help="Processes that tokenize
 TextsFolder = Annotated[str | None, _run("--texts", metavar="DIR", help="The texts bank, if it was moved.")]
 TrustRemoteCode = Annotated[bool, _build("--trust-remote-code", help="Run code that comes with the model.")]
 DryRun = Annotated[bool, _run("--dry-run", help="Only say how much it will take. Exit code 1 if it does not fit.")]
+Workers = Annotated[int | None, _run("--workers", help="Processes. Default: one a GPU, or one.")]
 WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This job's part in a job array.")]
 
 
@@ -231,6 +233,70 @@ class ImportOptions(StoreOptions):
         )
 
 
+@dataclass(kw_only=True)
+class CaptureOptions(StoreOptions):
+    """What decides a captured target bank, and where the model runs."""
+
+    model: Annotated[str, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")]
+    data: Annotated[
+        str, _build("--data", metavar="FILE", help="Conversations or token rows: .jsonl (.gz, .zst), a saved dataset.")
+    ]
+    layers: Annotated[
+        str, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,17,33 (−1: embeddings).")
+    ]
+    tokenizer: Tokenizer = None
+    target_model: Annotated[
+        str | None, _build("--target-model", metavar="NAME", help="The very string for the trainer. Default: --model's.")
+    ] = None
+    max_length: Annotated[int, _build("--max-length", help="Tokens kept of a sample.")] = 2048
+    min_loss_tokens: Annotated[int, _build("--min-loss-tokens", help="Samples with fewer are dropped.")] = 14
+    last_hidden_norm: Annotated[
+        str, _build("--last-hidden-norm", metavar="post|pre", help="Last hidden states: after or before the final norm.")
+    ] = "post"
+    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
+        "auto"
+    )
+    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
+    max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
+    token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
+    limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
+    max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
+    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
+    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
+        None
+    )
+
+    def config(self, *, trust_remote_code: bool) -> CaptureConfig:
+        from arrowbank.models import ModelConfig
+        from arrowbank.plan import BatchRules
+        from arrowbank.targets.capturing import CaptureConfig
+
+        model = ModelConfig(
+            model=self.model,
+            dtype=self.dtype,  # type: ignore[arg-type]  # checked there
+            load_in_4bit=self.load_in_4bit,
+            gpu_memory_gb=self.gpu_memory_gb,
+            device=self.device,
+            trust_remote_code=trust_remote_code,
+        )
+        return CaptureConfig(
+            model=model,
+            data=self.data,
+            target_layer_ids=layer_list(self.layers) or (),
+            tokenizer=self.tokenizer,
+            target_model=self.target_model,
+            max_length=self.max_length,
+            min_loss_tokens=self.min_loss_tokens,
+            last_hidden_norm=self.last_hidden_norm,
+            codec=self.codec,
+            spans=self.spans,
+            rules=BatchRules(max_batch=self.max_batch, token_budget=self.token_budget),
+            limit=self.limit,
+            max_shard_bytes=self.max_shard_bytes,
+            budget_bytes=self.budget_bytes,
+        )
+
+
 @dataclass
 class RunOptions:
     """Which part of a feature bank is made, and by whom."""
@@ -238,7 +304,7 @@ class RunOptions:
     rows: Annotated[str | None, _run("--rows", metavar="A:B", help="Only the shards that hold these rows.")] = None
     shards: Annotated[str | None, _run("--shards", metavar="LIST", help="Only these shards: 3,7-9.")] = None
     engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
-    workers: Annotated[int | None, _run("--workers", help="Processes. Default: one a GPU, or one.")] = None
+    workers: Workers = None
     ray_address: Annotated[str | None, _run("--ray-address", help="A cluster; default a local Ray.")] = None
     restart: Restart = False
 

@@ -19,7 +19,8 @@ from arrowbank.bank.files import human_bytes
 from arrowbank.progress import Phase, Progress
 
 if TYPE_CHECKING:
-    from arrowbank.targets.importing import TargetEstimate
+    from arrowbank.bank.checks import Check
+    from arrowbank.targets.committing import TargetEstimate
 
 CHECK_FAILED = 1
 EVENT_SECONDS = 0.5
@@ -158,6 +159,22 @@ def finish(as_json: bool, manifest: dict[str, Any], sentence: str) -> None:
         done_event(manifest)
     else:
         print(sentence, flush=True)
+
+
+def show_checks(checks: list[Check], as_json: bool) -> None:
+    """Print a proof line by line; exit code 1 where a check failed."""
+    ok = all(check.ok for check in checks)
+    if as_json:
+        print(
+            json.dumps({"phase": "done", "ok": ok, "checks": [asdict(check) for check in checks]}, ensure_ascii=False),
+            flush=True,
+        )
+    else:
+        width = max(8, *(len(check.name) for check in checks))
+        for check in checks:
+            print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:{width}}  {check.detail}")
+    if not ok:
+        raise typer.Exit(CHECK_FAILED)
 
 
 def show_estimate(found: TargetEstimate, as_json: bool) -> None:

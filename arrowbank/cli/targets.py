@@ -1,15 +1,17 @@
-"""The verbs of target banks: targets import, and export."""
+"""The verbs of target banks: targets import, capture, verify and vocab, and export."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import finish, progress_for, show_estimate
+from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
+
+FORMATS = "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt."
 
 
 @spread
@@ -38,13 +40,38 @@ def import_(
         finish(common.json, cache, f"{out}: {cache['num_samples']:,} samples in {cache['num_shards']} shards.")
     else:
         manifest = import_targets(config, source, out, restart=restart, progress=progress)
-        finish(common.json, manifest, _imported(out, manifest["counts"]))
+        finish(common.json, manifest, _made(out, manifest["counts"]))
+
+
+@spread
+def capture(
+    out: o.Out,
+    what: o.CaptureOptions,
+    common: o.Common,
+    trust_remote_code: o.TrustRemoteCode = False,
+    workers: o.Workers = None,
+    dry_run: o.DryRun = False,
+    restart: o.Restart = False,
+) -> None:
+    """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
+
+    Example: arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,33 --out targets
+    """
+    from arrowbank.targets.capturing import capture as run
+    from arrowbank.targets.capturing import estimate_capture
+
+    config, progress = what.config(trust_remote_code=trust_remote_code), progress_for(common.json)
+    if dry_run:
+        show_estimate(estimate_capture(config, out, progress=progress), common.json)
+        return
+    manifest = run(config, out, restart=restart, workers=workers, progress=progress)
+    finish(common.json, manifest, _made(out, manifest["counts"]))
 
 
 @spread
 def export(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A target bank.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="deepspec, specforge-eagle3, specforge-dflash, …")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMATS)],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder.")],
     common: o.Common,
     max_shard_bytes: Annotated[int | None, typer.Option("--max-shard-bytes", help="Of formats with shards.")] = None,
@@ -65,8 +92,65 @@ def export(
     finish(common.json, manifest, f"{out}: complete, as {to}.")
 
 
-def _imported(out: str, counts: dict[str, int]) -> str:
+@spread
+def verify(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A target bank, or a DeepSpec cache.")],
+    common: o.Common,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", help="The target model: proves layers and norm by computing again.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="How many samples the model computes again.")] = 4,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's.")] = "auto",
+    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="bitsandbytes NF4.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    trust_remote_code: o.TrustRemoteCode = False,
+) -> None:
+    """Prove hidden states: bytes, ids, masks, values; with --model that they are of the layers and norm they are labelled with.
+
+    Example: arrowbank targets verify targets --model Qwen/Qwen3-8B
+    """
+    from arrowbank.models import ModelConfig
+    from arrowbank.targets.proof import verify_targets
+
+    config = None
+    if model:
+        config = ModelConfig(
+            model=model,
+            dtype=dtype,  # type: ignore[arg-type]  # checked there
+            load_in_4bit=load_in_4bit,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
+    show_checks(verify_targets(folder, config, samples=samples, progress=progress_for(common.json)), common.json)
+
+
+@spread
+def vocab(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A target bank.")],
+    draft_vocab: Annotated[int, typer.Option("--draft-vocab", metavar="N", help="Tokens of the draft's vocabulary.")],
+    common: o.Common,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", help="The target's, where the bank does not say it.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Default: vocab-N.safetensors in the bank.")] = None,
+) -> None:
+    """Map a draft's smaller vocabulary onto the target's: d2t and t2d, by how often tokens count in the loss.
+
+    Example: arrowbank targets vocab targets --draft-vocab 32000
+    """
+    from arrowbank.targets.vocab import map_path, write_vocab_map
+
+    made = write_vocab_map(folder, draft_vocab, vocab_size=vocab_size, out=out, progress=progress_for(common.json))
+    path = str(out or map_path(folder, draft_vocab))
+    facts = {"file": path, "draft_vocab_size": len(made.d2t), "target_vocab_size": len(made.t2d), "coverage": made.coverage}
+    finish(
+        common.json, facts, f"{path}: {len(made.d2t):,} of {len(made.t2d):,} tokens, {made.coverage:.2%} of the loss tokens."
+    )
+
+
+def _made(out: str, counts: dict[str, Any]) -> str:
+    left_out = "".join(f", {count:,} left out ({why.replace('_', ' ')})" for why, count in counts["dropped"].items() if count)
     return (
-        f"{out}: {counts['kept']:,} samples, {counts['tokens']:,} tokens, {counts['loss_tokens']:,} in the loss.\n"
-        f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to deepspec --out DIR"
+        f"{out}: {counts['kept']:,} samples, {counts['tokens']:,} tokens, {counts['loss_tokens']:,} in the loss{left_out}.\n"
+        f"Prove it: arrowbank targets verify {out} --model M. Next: arrowbank export {out} --to FORMAT --out DIR"
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.columns import list_values
+from arrowbank.bank.columns import list_values, one_array
 from arrowbank.bank.files import free_bytes
 from arrowbank.encoding.config import EncodeConfig, Encoder
-from arrowbank.encoding.shards import one_array, text_bytes
+from arrowbank.encoding.shards import text_bytes
 from arrowbank.encoding.stage import EncodePlan, open_tokens
 from arrowbank.plan import Batch, batch_counts, batches, gather
 from arrowbank.progress import SILENT, Progress

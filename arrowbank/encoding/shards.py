@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from arrowbank.bank import Bank, open_bank
-from arrowbank.bank.columns import fixed_list_column, list_values
+from arrowbank.bank.columns import fixed_list_column, list_values, one_array
 from arrowbank.encoding.config import EncodeConfig, Encoder, load_custom_encoder, stream
 from arrowbank.errors import BadVector, InputError
 from arrowbank.plan import Batch, Shard, batches, gather
@@ -112,11 +112,6 @@ def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.ND
         return stored.numpy(), good.numpy()
     good = (norms.isfinite() & (norms > 0)).squeeze(1)
     return (pooled / norms).half().numpy(), good.numpy()  # torch rounds to float16 five times as fast as NumPy
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array of its own: a view into a longer one would be written with other bytes than an equal copy."""
-    return pa.concat_arrays([column.chunk(0).slice(0, 0), *column.chunks])
 
 
 def text_bytes(texts: Bank) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
+from arrowbank.formats.exported import CONVERTER, Format, with_norm
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.plan import Shard
 from arrowbank.progress import Phase
@@ -71,7 +72,7 @@ def plan(lengths: npt.NDArray[np.int64], facts: TargetFacts, max_shard_bytes: in
 
 
 def write_cache(
-    rows: TargetRows, folder: ExportFolder, *, source: str, converter: str, max_shard_bytes: int = SHARD_BYTES, phase: Phase
+    rows: TargetRows, folder: ExportFolder, *, source: str, max_shard_bytes: int = SHARD_BYTES, phase: Phase
 ) -> dict[str, Any]:
     """Write `rows`, which are all there and named by layer ids, as a cache into `folder`; its manifest. `phase` counts bytes."""
     facts = rows.facts
@@ -95,7 +96,7 @@ def write_cache(
         "target_model_name_or_path": facts.target_model_name_or_path,
         "source_engine_dump": source,
         "loss_mask_mode": facts.loss_mask,
-        "converter": f"{converter}, plan {folder.mark}",
+        "converter": f"{CONVERTER}, plan {folder.mark}",
     }
     folder.finish(json.dumps(manifest, indent=2, sort_keys=True).encode())
     return manifest
@@ -227,3 +228,6 @@ class DeepSpecCache:
             raise CorruptBank(f"{path}: {found}; {INDEX} describes {end} bytes. Copy or make the cache again.")
         mapped: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r") if size else np.empty(0, np.uint8)
         return mapped
+
+
+FORMATS = {"deepspec": Format(write_cache, OWNS, MANIFEST, partial(with_norm, what="deepspec", norms=(NORM,)), shards=True)}

@@ -314,4 +314,4 @@ def _expected(tensor: Tensor, expected: str) -> NoReturn:
 
 def quarantine_lines(quarantined: list[Quarantined]) -> bytes:
     """What was left out, as JSON lines."""
-    return b"".join(json.dumps(vars(one), ensure_ascii=False).encode() + b"\n" for one in quarantined)
+    return b"".join(json.dumps(vars(one)).encode() + b"\n" for one in quarantined)

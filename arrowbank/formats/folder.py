@@ -1,7 +1,8 @@
 """A folder in a trainer's format, written so that it is whole or not there, and goes on after a crash.
 
 Each file is published with a receipt (see `arrowbank.bank.journal`); the format's last file is written when all others are there,
-and the receipts go. The same export again keeps what has a receipt; another one into the same folder is refused.
+and the receipts go. The same export again keeps what has a receipt and its size; another one into the same folder is refused. No
+hashes are taken: they would cost more than the copying, and what is exported is still there to be exported again.
 """
 
 from __future__ import annotations
@@ -58,18 +59,22 @@ class ExportFolder:
             raise InputError(
                 f"{self.folder}: holds files that are no part of this format ({foreign[0]}, …). Give a new folder."
             )
+        if there and not (self.folder / self._last).exists() and not self._journal.folder.exists():
+            raise InputError(  # whoever wrote them, it was not this class: they are not taken over, nor thrown away
+                f"{self.folder}: holds files of which there is no record ({there[0]}, …). Give a new folder."
+            )
         with explained(self.folder):
             self._journal.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self._journal.folder)
         try:
-            self._open(there)
+            self._open()
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if (self.folder / self._last).exists() or not any(self._journal.folder.glob("*.json")):
+        if (self.folder / self._last).exists() or not self._inside():
             self._journal.drop()
         if self._lock:
             self._lock.release()
@@ -81,20 +86,22 @@ class ExportFolder:
         names = (path.relative_to(self.folder).as_posix() for path in files)
         return [name for name in names if not name.startswith(f"{JOURNAL}/")]
 
-    def _open(self, there: list[str]) -> None:
+    def _open(self) -> None:
         self._journal.sweep()
         if self.complete:
             return
-        if there and self._restart:
+        if self._restart:
             (self.folder / self._last).unlink(missing_ok=True)
-            for name in there:
-                (self.folder / name).unlink(missing_ok=True)
             self._journal.forget_all()
         elif (self.folder / self._last).exists() or self._journal.has_others():
             raise PlanMismatch(
                 f"{self.folder}: holds another export. Give --restart to throw it away, or another folder to keep it."
             )
         self.receipts = self._journal.read(deep=True)
+        # a file without a receipt is of a killed run, and perhaps of another export: a trainer would read it
+        for name in self._inside():
+            if name not in self.receipts:
+                (self.folder / name).unlink(missing_ok=True)
 
     def write(self, name: str, write: Callable[[HashedFile], object]) -> Receipt:
         """Publish the file `name` (a relative path) through `write`; one with a receipt is kept."""
@@ -102,7 +109,7 @@ class ExportFolder:
             path = self.folder / name
             with explained(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self.receipts[name] = self._writer.write_file(name, write)
+            self.receipts[name] = self._writer.write_file(name, write, hashed=False)
         return self.receipts[name]
 
     def finish(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A safetensors file as it lies on disk: a checked header, and the tensors' bytes over a map, without torch and without a copy.
+"""A safetensors file as it lies on disk, read and written: a checked header, and the tensors' bytes, without torch or a copy.
 
 The safetensors package gives arrays, and NumPy has no bfloat16; here a bfloat16 tensor is its bits. Layout:
 https://huggingface.co/docs/safetensors (eight bytes of header length, a JSON header, the data without holes).
@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class SafetensorsFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}). Give a dump whose files are all there.") from None
+        self.metadata: dict[str, str] = {}
         self.tensors = self._tensors()
 
     def _header(self, length: bytes, file: Any) -> bytes:
@@ -72,7 +74,9 @@ class SafetensorsFile:
             raise self._torn(f"the header is not JSON ({error})") from None
         if not isinstance(entries, dict):
             raise self._torn("the header is not a JSON object")
-        entries.pop("__metadata__", None)
+        metadata = entries.pop("__metadata__", None)
+        if isinstance(metadata, dict):
+            self.metadata = {name: value for name, value in metadata.items() if isinstance(value, str)}
         base = LENGTH_BYTES + len(self.header)
         tensors = {name: self._tensor(name, entry, base) for name, entry in entries.items()}
         end = base
@@ -103,6 +107,23 @@ class SafetensorsFile:
 
     def _torn(self, found: str) -> InputError:
         return InputError(f"{self.path}: not a whole safetensors file: {found}. Make or copy it again.")
+
+
+def write_safetensors(file: Any, tensors: Mapping[str, tuple[str, npt.NDArray[Any]]], metadata: Mapping[str, str]) -> None:
+    """Write `tensors`, name → (one of DTYPES, array), and `metadata` to a file opened for writing bytes.
+
+    Give the widest dtype first: then every tensor lies on a multiple of its width.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name, (dtype, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [start, start + values.nbytes]}
+        start += values.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    for _, values in tensors.values():
+        file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

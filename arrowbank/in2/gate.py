@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from arrowbank.bank.checks import SHOWN, Check, found_wrong
 from arrowbank.bank.columns import values_of
 from arrowbank.bank.files import sha256_of
-from arrowbank.bank.verify import Check
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.in2.blocks import Arm, Block
 from arrowbank.in2.checks import Finding, cut, filler, findings, records, repeated_keys
@@ -28,7 +28,6 @@ from arrowbank.in2.keycount import KeyCounter
 from arrowbank.in2.rawshards import Counts, fields, raw_names
 from arrowbank.progress import SILENT, Phase, Progress
 
-SHOWN = 5
 FILLER, PLANTED = ("filler", "filler_start"), ("sites", "spans")
 
 
@@ -151,11 +150,7 @@ def _named(check: Check, arm: Arm) -> Check:
 
 
 def _check(found: Finding) -> Check:
-    if not found.wrong:
-        return Check(found.name, True, found.good)
-    shown = ", ".join(map(str, found.wrong[:SHOWN]))
-    more = f" and {len(found.wrong) - SHOWN} more" if len(found.wrong) > SHOWN else ""
-    return Check(found.name, False, f"{found.bad} example {shown}{more}")
+    return found_wrong(found.name, [str(example) for example in found.wrong], found.good, f"{found.bad} example")
 
 
 def _files(arm: Arm) -> Check:

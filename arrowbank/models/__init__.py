@@ -1,4 +1,5 @@
-"""Frozen models and tokenizers: where they lie, what they are, and the forward pass from token ids to one vector a text.
+"""Frozen models and tokenizers: where they lie, what they are, and the forward pass from token ids to one vector a text, or to
+hidden states.
 
     config.py        ModelConfig: what was asked for
     source.py        a name → a local folder, and the weight files in it
@@ -7,13 +8,16 @@
     tokenizer.py     fast tokenizers and their fingerprint
     loading.py       ModelInfo → a torch module that maps ids to hidden states
     pooling.py       hidden states → one vector a text
-    encoder.py       the passes: on the cores of a CPU, or on a GPU with one batch of look-ahead
+    passes.py        batches through a module: on the cores of a CPU, or on a GPU with one batch of look-ahead
+    encoder.py       passes → one vector a text
+    taps.py          passes → what several decoder blocks put out, for target banks
 
 Importing this package pulls in neither torch nor transformers; the functions do when they are called.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from arrowbank.models.config import ModelConfig
@@ -24,12 +28,14 @@ from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from arrowbank.models.encoder import Encoder
+    from arrowbank.models.taps import HiddenStates
 
 __all__ = [
     "ModelConfig",
     "ModelInfo",
     "describe",
     "load_encoder",
+    "load_taps",
     "load_tokenizer",
     "model_fingerprint",
     "resolve_model",
@@ -47,3 +53,17 @@ def load_encoder(config: ModelConfig, *, worker: int = 0, info: ModelInfo | None
     from arrowbank.models import encoder
 
     return encoder.load(config, info or describe(config), worker=worker)
+
+
+def load_taps(
+    config: ModelConfig, layers: Sequence[int], norm: str, *, worker: int = 0, info: ModelInfo | None = None
+) -> HiddenStates:
+    """Load the model of `config` and return its taps: (N, T) int32 token ids → (N, T, L + 1, H) bfloat16 hidden states.
+
+    The first L are what decoder blocks `layers` put out (−1: what goes into block 0), the last ones the model's last hidden
+    states, after its final norm (`norm` "post") or before it ("pre"). `worker` and `info` are as for `load_encoder`. Raises
+    InputError for whatever of the model, the device or the options cannot be used, and for a model that cannot be tapped.
+    """
+    from arrowbank.models import taps
+
+    return taps.load(config, info or describe(config), layers, norm, worker=worker)

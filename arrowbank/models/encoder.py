@@ -1,37 +1,22 @@
-"""Encoders: batches of token ids, all texts of a batch of one length, to one float32 vector a text.
-
-On a GPU a pass is launched, not waited for: while it runs, the next batches are copied and launched, and results come back
-through pinned memory, so the GPU does not wait for Python.
-
-On a CPU a batch is cut into passes of about PASS_TOKENS tokens (what stays in the caches), and each pass runs on one core. That
-is as fast as all cores on one pass (no barriers, no padding between them), and it makes the bits of a vector depend on the
-batch's shape alone: with several cores on one matrix product they would depend on how many. Each core's thread has its own copy
-of the modules (not of the weights), since modules may keep state (rotary caches, say) that two passes must not share.
+"""Encoders: batches of token ids, all texts of a batch of one length, to one float32 vector a text: passes (see passes.py) whose
+hidden states are pooled where they are computed.
 """
 
 from __future__ import annotations
 
-import copy
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from arrowbank.errors import InputError
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo
 from arrowbank.models.device import resolve_device
-from arrowbank.models.inflight import in_flight
-from arrowbank.models.loading import load_hidden_states, matmul_dtype
+from arrowbank.models.loading import load_hidden_states, widen_where_needed
+from arrowbank.models.passes import Passes, passes_on
 from arrowbank.models.pooling import pool
-from arrowbank.models.widened import widen_linears
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,152 +24,41 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int32]
     Vectors = NDArray[np.float32]
 
-# Tokens of one CPU pass. It decides the shape of the matrix products, hence last bits: FORWARD_VERSION changes with it.
-PASS_TOKENS = 1024
-
-_LARGE_BUFFER = 1 << 20
-
-# Batches launched on a GPU beyond the one that is waited for.
-GPU_AHEAD = 2
-
 
 def load(config: ModelConfig, info: ModelInfo, *, worker: int = 0) -> Encoder:
     """See arrowbank.models.load_encoder."""
     device = torch.device(resolve_device(config, worker)[0])
     reader = load_hidden_states(config, info, device)
-    if device.type == "cuda":
-        return DeviceEncoder(reader, info, device)
-    if matmul_dtype(info, device) is not getattr(torch, info.dtype):
-        widen_linears(reader)
-    return CpuEncoder(reader, info)
+    widen_where_needed(reader, info, device)
+    return Encoder(passes_on(device, PooledReader(reader, info.pooling), info))
 
 
-class Encoder(ABC):
+class PooledReader(nn.Module):
+    """(N, T) int64 ids → (N, D) float32: the hidden states of `reader`, pooled."""
+
+    def __init__(self, reader: nn.Module, how: str) -> None:
+        super().__init__()
+        self.reader = reader
+        self.how = how
+
+    def forward(self, input_ids_NT: torch.Tensor) -> torch.Tensor:
+        return pool(self.reader(input_ids_NT), self.how)
+
+
+class Encoder:
     """(N, T) int32 token ids → (N, D) float32 vectors: pooled, not normalised. A NaN is passed on, for the caller to refuse."""
 
-    def __init__(self, info: ModelInfo) -> None:
-        self.info = info
-        self.hidden_size = info.hidden_size
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.info = passes.info
+        self.hidden_size = passes.info.hidden_size
 
     def encode(self, input_ids_NT: Ids) -> Vectors:
         """The vectors of one batch. Raises InputError for an id outside the vocabulary, or a text longer than the positions."""
         [vectors] = self.encode_stream([input_ids_NT])
         return vectors
 
-    @abstractmethod
     def encode_stream(self, batches: Iterable[Ids]) -> Iterator[Vectors]:
         """`encode` of each batch, in order, the same to the bit, with later batches started before a result is waited for."""
-
-    def _check(self, input_ids_NT: Ids) -> None:
-        if input_ids_NT.ndim != 2 or not input_ids_NT.size or not np.issubdtype(input_ids_NT.dtype, np.integer):
-            raise InputError(f"token ids are {input_ids_NT.dtype} of shape {input_ids_NT.shape}; expected (N, T) integers")
-        length, limit = input_ids_NT.shape[1], self.info.max_positions
-        if limit is not None and length > limit:
-            raise InputError(
-                f"a text of {length} tokens, but model {self.info.model!r} has {limit} positions; tokenize with --max-tokens "
-                f"{limit} or less"
-            )
-        for token in (int(input_ids_NT.min()), int(input_ids_NT.max())):
-            if not 0 <= token < self.info.vocab_size:
-                raise InputError(
-                    f"token id {token}, but model {self.info.model!r} has a vocabulary of {self.info.vocab_size} (0 to "
-                    f"{self.info.vocab_size - 1}); the tokens are another model's: tokenize with this model's tokenizer"
-                )
-
-
-class CpuEncoder(Encoder):
-    """Passes on the cores of a CPU, one thread each; as many threads as torch.get_num_threads() says when it is made."""
-
-    def __init__(self, reader: nn.Module, info: ModelInfo) -> None:
-        super().__init__(info)
-        self._reader = reader
-        self._threads = torch.get_num_threads()
-        self._mine = threading.local()
-        self._pool = ThreadPoolExecutor(self._threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
-
-    def encode_stream(self, batches: Iterable[Ids]) -> Iterator[Vectors]:
-        with _one_thread_an_operation():
-            yield from in_flight(batches, self._start, self._finish, ahead=self._threads + 1, cancel=self._cancel)
-
-    def _start(self, input_ids_NT: Ids) -> list[Future[Vectors]]:
-        self._check(input_ids_NT)
-        rows, length = input_ids_NT.shape
-        passes = -(-rows // max(1, PASS_TOKENS // length))
-        return [self._pool.submit(self._pass, part) for part in np.array_split(input_ids_NT, passes)]
-
-    def _finish(self, passes: list[Future[Vectors]]) -> Vectors:
-        return np.concatenate([done.result() for done in passes])
-
-    def _cancel(self, passes: list[Future[Vectors]]) -> None:
-        for waiting in passes:
-            waiting.cancel()
-
-    def _pass(self, input_ids_NT: Ids) -> Vectors:
-        reader: nn.Module | None = getattr(self._mine, "reader", None)
-        if reader is None:
-            reader = self._mine.reader = _copy_modules(self._reader)
-        with torch.inference_mode():
-            return pool(reader(torch.from_numpy(input_ids_NT.astype(np.int64))), self.info.pooling).numpy()
-
-
-def _copy_modules(reader: nn.Module) -> nn.Module:
-    """The module tree copied, with small buffers (rotary frequencies, say); what is large, above all the weights, is shared."""
-    tensors = [*reader.parameters(), *(buffer for buffer in reader.buffers() if buffer.nbytes > _LARGE_BUFFER)]
-    return copy.deepcopy(reader, {id(tensor): tensor for tensor in tensors})
-
-
-@contextmanager
-def _one_thread_an_operation() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@dataclass
-class _Launched:
-    """A batch on its way: the host buffers must outlive the copies, which `done` marks the end of."""
-
-    ids: torch.Tensor
-    vectors: torch.Tensor
-    done: torch.cuda.Event | None
-
-
-class DeviceEncoder(Encoder):
-    """Batches on one GPU, launched ahead. (Any torch device works; only a CUDA device has anything to overlap.)"""
-
-    def __init__(self, reader: nn.Module, info: ModelInfo, device: torch.device) -> None:
-        super().__init__(info)
-        self._reader = reader
-        self._device = device
-        self._pinned = device.type == "cuda"
-
-    def encode_stream(self, batches: Iterable[Ids]) -> Iterator[Vectors]:
-        yield from in_flight(batches, self._launch, self._collect, ahead=GPU_AHEAD)
-
-    def _launch(self, input_ids_NT: Ids) -> _Launched:
-        self._check(input_ids_NT)
-        ids = torch.empty(input_ids_NT.shape, dtype=torch.int64, pin_memory=self._pinned)
-        ids.numpy()[...] = input_ids_NT
-        try:
-            with torch.inference_mode():
-                pooled = pool(self._reader(ids.to(self._device, non_blocking=True)), self.info.pooling)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"{self._device} has no memory left for a batch of {' x '.join(map(str, input_ids_NT.shape))} tokens: {error}\n"
-                "Lower --token-budget (and --max-batch), raise --gpu-memory-gb, or use --load-in-4bit."
-            ) from error
-        vectors = torch.empty(pooled.shape, dtype=torch.float32, pin_memory=self._pinned)
-        vectors.copy_(pooled, non_blocking=True)
-        if not self._pinned:
-            return _Launched(ids, vectors, None)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(self._device))
-        return _Launched(ids, vectors, done)
-
-    def _collect(self, launched: _Launched) -> Vectors:
-        if launched.done is not None:
-            launched.done.synchronize()
-        return launched.vectors.numpy()
+        for vectors in self.passes.stream(batches):
+            yield vectors.numpy()

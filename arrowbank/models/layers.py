@@ -48,7 +48,7 @@ class LayerReader(nn.Module):
         probe = torch.arange(_PROBE_TOKENS, device=device).clamp(max=info.vocab_size - 1)[None]
         with torch.inference_mode():
             hidden = self(probe)
-            blocks = None if whole_model or not self.selects else _blocks(model, info.num_layers)
+            blocks = None if whole_model or not self.selects else find_blocks(model, info.num_layers)
             if blocks is not None:
                 self._stop_before(blocks, probe, hidden)
         if hidden.shape != (1, _PROBE_TOKENS, info.hidden_size):
@@ -79,7 +79,7 @@ class LayerReader(nn.Module):
             self.selects = True
 
 
-def _blocks(model: nn.Module, num_layers: int) -> nn.ModuleList | None:
+def find_blocks(model: nn.Module, num_layers: int) -> nn.ModuleList | None:
     """The outermost list of as many blocks as the model has layers."""
     lists = [(name.count("."), module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     return next((module for _, module in sorted(lists, key=lambda item: item[0]) if len(module) == num_layers), None)

@@ -1,4 +1,4 @@
-"""From a ModelInfo to a torch module that maps token ids to the hidden states of one layer.
+"""From a ModelInfo to a torch module that maps token ids to hidden states.
 
 "inner" takes the part that reads text: the model without its LM head, a vision-language wrapper's decoder (its vision tower is
 let go), an encoder-decoder's encoder. "outer" keeps the whole model. Whatever of it will run must come from the
@@ -8,8 +8,8 @@ checkpoint: a weight that transformers had to make up is an error. Nothing here 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -21,11 +21,14 @@ from arrowbank.models.describe import ModelInfo, read_config
 from arrowbank.models.device import cap_memory
 from arrowbank.models.layers import LayerReader
 from arrowbank.models.quiet import quiet
+from arrowbank.models.widened import widen_linears
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _PACKED_ROWS = 32
+
+Reader = TypeVar("Reader", bound=nn.Module)
 
 
 def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.device) -> LayerReader:
@@ -33,13 +36,18 @@ def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.devic
 
     Raises InputError if it cannot be loaded whole, or not run.
     """
+    return load_reader(config, info, device, lambda part: LayerReader(part, info, device))
+
+
+def load_reader(config: ModelConfig, info: ModelInfo, device: torch.device, read: Callable[[Any], Reader]) -> Reader:
+    """What `read` makes of the frozen model of `info` on `device`. Raises InputError if that cannot be loaded whole, or not run."""
     hf_config = read_config(info.folder, trust_remote_code=config.trust_remote_code)
     try:
         with quiet():
             part = _load(config, info, hf_config, device)
             part.eval().requires_grad_(False)
             part.config.use_cache = False
-            return LayerReader(part, info, device).eval()
+            return read(part).eval()
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"model {info.model!r} does not fit on {device}: {error}\nUse --load-in-4bit, or raise --gpu-memory-gb."
@@ -47,6 +55,12 @@ def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.devic
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError) as error:
         reason = str(error).strip() or repr(error)
         raise InputError(f"model {info.model!r} cannot be loaded as {info.architecture}: {reason}") from error
+
+
+def widen_where_needed(reader: nn.Module, info: ModelInfo, device: torch.device) -> None:
+    """Give a bfloat16 model on a CPU that lacks bfloat16 instructions its linear layers in float32 (see widened.py)."""
+    if matmul_dtype(info, device) is not getattr(torch, info.dtype):
+        widen_linears(reader)
 
 
 def _load(config: ModelConfig, info: ModelInfo, hf_config: PretrainedConfig, device: torch.device) -> Any:

@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from arrowbank import __version__
 from arrowbank.bank import BankWriter
-from arrowbank.bank.card import card
-from arrowbank.bank.files import free_bytes, human_bytes, publish_json, require_space
+from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
-from arrowbank.bank.manifest import Manifest, read_json, shard_name
+from arrowbank.bank.manifest import Manifest, shard_name
 from arrowbank.bank.promised import write_promised
-from arrowbank.bank.target_shards import SHARD_BYTES, ShardSource, Tally, nonfinite_values, target_shards
+from arrowbank.bank.target_shards import SHARD_BYTES, ShardSource, nonfinite_values, target_shards
 from arrowbank.bank.targets import (
     CODECS,
     KIND,
@@ -32,11 +30,12 @@ from arrowbank.bank.targets import (
     manifest_of,
     needed_positions,
 )
-from arrowbank.errors import DiskFull, InputError
-from arrowbank.formats import deepspec, dump
+from arrowbank.errors import InputError
+from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
+from arrowbank.targets.committing import TargetEstimate, check_layers, commit_targets, is_done, publish_tally, require_budget
 
 METHOD = 1  # raise it when the same rows would give other bytes
 QUARANTINE = "quarantine.jsonl"
@@ -49,7 +48,8 @@ class ImportConfig:
     """How hidden states are read, and what is kept of them.
 
     `target_model` is the very string that the trainer will be given; it and the next four may be left out where the source
-    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post") or before ("pre") the final norm.
+    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post") or before ("pre") the final norm;
+    a speculators folder is always "pre".
     """
 
     target_model: str | None = None
@@ -86,15 +86,6 @@ class ImportConfig:
         check_layers(self.target_layer_ids)
 
 
-def check_layers(layers: tuple[int, ...] | None) -> None:
-    """InputError for layer ids that are not ascending from −1 (the embeddings) on."""
-    if layers is not None and (not layers or list(layers) != sorted(set(layers)) or layers[0] < -1):
-        raise InputError(
-            f"--layers {','.join(map(str, layers))}: expected ascending ids of decoder blocks, each once, −1 for the embeddings, "
-            "as in --layers 1,11,21."
-        )
-
-
 @dataclass
 class Found:
     """The rows of a source that are to be imported, and what was left out."""
@@ -109,17 +100,26 @@ class Found:
 
 
 def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> Found:
-    """The rows in `source`: an engine's dump, or a DeepSpec cache. Nothing is written.
+    """The rows in `source`: an engine's dump, a DeepSpec cache, or a speculators folder. Nothing is written.
 
     Raises InputError for a folder that is none of these, and for a sample that is no good.
     """
     folder = Path(source)
+    name = folder.resolve().name
     if (folder / deepspec.INDEX).is_file():
-        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), folder.name)
+        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), name)
+    elif speculators.looks_like(folder):
+        opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
+        found = Found(_relabelled(config, opened), name)
     else:
-        opened = _open_dump(config, folder, progress)
-        found = Found(opened, folder.resolve().name, opened.quarantined)
+        found_dump = _open_dump(config, folder, progress)
+        found = Found(found_dump, name, found_dump.quarantined)
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
+
+
+def is_dump(folder: str | Path) -> bool:
+    """Whether a folder looks like an engine's dump."""
+    return (Path(folder) / dump.INDEX).is_file()
 
 
 def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
@@ -172,32 +172,6 @@ def _finite_only(found: Found, progress: Progress) -> Found:
     if found.nonfinite:
         found.rows = SelectedRows(rows, rows.facts, np.array(kept, np.int64))
     return found
-
-
-def require_budget(needed: int, budget: int | None, what: str) -> None:
-    """DiskFull when `needed` is past a budget that the user has set."""
-    if budget is not None and needed > budget:
-        raise DiskFull(
-            f"{what} takes {human_bytes(needed)}, the budget is {human_bytes(budget)}. Tap fewer layers, give --codec fp8 (half), "
-            "--spans supervised, --limit, or a larger --budget-gb."
-        )
-
-
-@dataclass(frozen=True)
-class TargetEstimate:
-    """What a target bank will take. `bytes` is what is written, `free_bytes` what the disk has."""
-
-    samples: int
-    tokens: int
-    bytes_a_token: int
-    bytes: int
-    free_bytes: int
-    budget_bytes: int | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Whether the disk has room for it, and the budget."""
-        return self.bytes <= min(self.free_bytes, self.bytes if self.budget_bytes is None else self.budget_bytes)
 
 
 def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
@@ -262,59 +236,12 @@ def import_targets(
         return commit_targets(bank, shards, facts, found.dropped())
 
 
-def tally_file(folder: Path, shard: int) -> Path:
-    """Where the counts of a shard lie while the bank is being built."""
-    return folder / f"tally-{shard:05d}.json"
-
-
-def is_done(bank: BankWriter, shard: Shard) -> bool:
-    """Whether a shard and its counts are there."""
-    return shard.index in bank.done_shards and tally_file(bank.work_dir, shard.index).exists()
-
-
 def _write_shard(bank: BankWriter, source: ShardSource, shard: Shard) -> None:
     receipt = bank.shards.write_file(
         shard_name(shard.index), lambda file: write_promised(file, source.batch, source.promises), rows=shard.rows
     )
-    bank.work_dir.mkdir(exist_ok=True)
-    publish_json(tally_file(bank.work_dir, shard.index), vars(source.tally))
+    publish_tally(bank.work_dir, shard.index, source.tally)
     bank.accept(receipt)
-
-
-def commit_targets(bank: BankWriter, shards: list[Shard], facts: TargetFacts, dropped: dict[str, int]) -> Manifest:
-    """Commit the bank with the counts of all its shards; its manifest."""
-    tally = Tally()
-    for shard in shards:
-        tally.add(Tally(**read_json(tally_file(bank.work_dir, shard.index))))
-    counts: dict[str, Any] = {
-        "kept": tally.rows,
-        "dropped": dropped,
-        "tokens": tally.tokens,
-        "loss_tokens": tally.loss_tokens,
-        "hidden_tokens": tally.hidden_tokens,
-    }
-    fields = {"counts": counts, "nonfinite": tally.nonfinite}
-    if facts.codec != "bf16":
-        fields["codec_error"] = tally.codec_error()
-    return bank.commit(rows=tally.rows, card=_card(facts, counts), manifest=fields)
-
-
-def _card(facts: TargetFacts, counts: dict[str, Any]) -> str:
-    return card(
-        "Target bank",
-        rows=counts["kept"],
-        tags=("speculative-decoding",),
-        facts={
-            "target model": facts.target_model_name_or_path,
-            "samples": counts["kept"],
-            "tokens": counts["tokens"],
-            "tokens in the loss": f"{counts['loss_tokens']:,} ({facts.loss_mask})",
-            "layers (what decoder block i puts out)": ", ".join(facts.layer_names),
-            "last hidden states": f"{facts.last_hidden_norm} norm",
-            "stored as": facts.codec,
-        },
-        snippet='from arrowbank import open_targets\n\nrow = open_targets("path/to/this/folder")[0]',
-    )
 
 
 def import_to_deepspec(
@@ -326,12 +253,12 @@ def import_to_deepspec(
     """
     if config.codec != "bf16" or config.spans != "all":
         raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
-    if config.last_hidden_norm != deepspec.NORM:
-        raise InputError(
-            f"--to deepspec holds last hidden states after the final norm (post), these are {config.last_hidden_norm}. "
-            "Import into a bank instead, or say post if they are."
-        )
     found = find_rows(config, source, progress=progress)
+    if found.rows.facts.last_hidden_norm != deepspec.NORM:
+        raise InputError(
+            "--to deepspec holds last hidden states after the final norm (post), these are "
+            f"{found.rows.facts.last_hidden_norm}. Import into a bank instead, or say post if they are."
+        )
     if found.rows.facts.target_layer_ids is None:
         raise InputError("--to deepspec names the layers: give --layers, as in --layers 1,11,21.")
     rows = _Watched(found.rows, keep=config.on_nonfinite != "error")
@@ -349,7 +276,6 @@ def import_to_deepspec(
                 rows,
                 folder,
                 source=found.source,
-                converter=f"arrowbank {__version__}",
                 max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
                 phase=phase,
             )

@@ -1,0 +1,26 @@
+"""Opening a bank of whatever kind, as the class that knows its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from arrowbank.bank import features, targets
+from arrowbank.bank.reader import Bank, open_committed
+
+CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank}
+
+
+def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Bank:
+    """Open a committed bank: a FeatureBank where it holds features, a TargetBank where it holds hidden states.
+
+    `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for
+    `model_path`, `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see
+    `verify`).
+
+    Raises InputError (no bank), IncompleteBank (not committed), ContractError (not what was expected), CorruptBank (files
+    missing, cut or unreadable).
+    """
+    path, manifest = open_committed(folder, expect)
+    return CLASSES.get(manifest["kind"], Bank)(path, manifest)

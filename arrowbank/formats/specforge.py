@@ -1,0 +1,96 @@
+"""SpecForge's offline folders, a file a sample: `rows_{g}-{g+2000}/data_{i}.ckpt`, `torch.save` of a dict of tensors.
+
+eagle3   input_ids, loss_mask int64 [S] · hidden_state [1, S, H] (after the final norm) · aux_hidden_state [1, S, 3H]
+dflash   input_ids, loss_mask int64 [S] · hidden_states [S, L·H]
+dspark   the same · target_last_hidden_states [S, H] (after the final norm)
+
+Hidden states are bfloat16. Every tensor has its own memory: `torch.save` would write the whole storage behind a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from arrowbank.bank.files import HashedFile
+from arrowbank.bank.targets import TargetRows, TargetSample
+from arrowbank.errors import InputError
+from arrowbank.formats.exported import (
+    NOTE,
+    Format,
+    as_they_are,
+    finish_with_note,
+    hidden_tensors,
+    save_torch,
+    token_tensors,
+    with_norm,
+    write_samples,
+)
+from arrowbank.formats.folder import ExportFolder
+from arrowbank.progress import Phase
+
+GROUP = 2000  # samples a folder
+EAGLE3_LAYERS = 3
+Tensors = dict[str, Any]
+
+
+def sample_file(row: int) -> str:
+    group = row // GROUP * GROUP
+    return f"rows_{group}-{group + GROUP}/data_{row}.ckpt"
+
+
+def _eagle3(sample: TargetSample) -> Tensors:
+    taps, last = hidden_tensors(sample)
+    return {**token_tensors(sample), "hidden_state": last[None], "aux_hidden_state": taps[None]}
+
+
+def _dflash(sample: TargetSample) -> Tensors:
+    taps, _ = hidden_tensors(sample)
+    return {**token_tensors(sample), "hidden_states": taps}
+
+
+def _dspark(sample: TargetSample) -> Tensors:
+    taps, last = hidden_tensors(sample)
+    return {**token_tensors(sample), "hidden_states": taps, "target_last_hidden_states": last}
+
+
+def _three_layers(rows: TargetRows) -> TargetRows:
+    facts = rows.facts
+    if facts.layers != EAGLE3_LAYERS:
+        raise InputError(
+            f"{rows.place}: holds {facts.layers} layers ({', '.join(facts.layer_names)}); specforge-eagle3 takes exactly "
+            f"{EAGLE3_LAYERS}. Capture or import three, as in --layers 1,17,33."
+        )
+    return with_norm(rows, what="specforge-eagle3", norms=("post",))
+
+
+def _write(
+    rows: TargetRows,
+    folder: ExportFolder,
+    *,
+    format: str,
+    tensors: Callable[[TargetSample], Tensors],
+    source: str,
+    phase: Phase,
+) -> dict[str, Any]:
+    def write(sample: TargetSample, name: str, file: HashedFile) -> None:
+        save_torch(tensors(sample), file)
+
+    names = [sample_file(row) for row in range(len(rows.lengths))]
+    token_bytes = 16 + 2 * rows.facts.hidden_size * (rows.facts.layers + 1)
+    write_samples(rows, folder, names, write, token_bytes=token_bytes, phase=phase)
+    return finish_with_note(rows, folder, format, source=source)
+
+
+def _format(
+    name: str, tensors: Callable[[TargetSample], Tensors], fit: Callable[[TargetRows], TargetRows]
+) -> dict[str, Format]:
+    return {name: Format(partial(_write, format=name, tensors=tensors), ("rows_*-*/data_*.ckpt", NOTE), NOTE, fit)}
+
+
+FORMATS = {
+    **_format("specforge-eagle3", _eagle3, _three_layers),
+    **_format("specforge-dflash", _dflash, as_they_are),  # it holds no last hidden states: either norm will do
+    **_format("specforge-dspark", _dspark, partial(with_norm, what="specforge-dspark", norms=("post",))),
+}

@@ -1,0 +1,290 @@
+"""The stage `targets capture`: samples go in, what a model computes at some of its layers for them comes out as a target bank.
+
+Samples become token rows once, in a file that a resumed run takes up again. A shard is a contiguous range of rows; inside it,
+batches hold rows of exactly one length, so no padding enters the model or the bank. What is held in memory is a shard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arrowbank import engine
+from arrowbank.bank import BankWriter
+from arrowbank.bank.files import free_bytes, require_space
+from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.target_shards import SHARD_BYTES, target_shards
+from arrowbank.bank.targets import CODECS, KIND, SPANS, TargetFacts, manifest_of, needed_positions
+from arrowbank.errors import InputError
+from arrowbank.models import ModelConfig, describe, load_tokenizer, tokenizer_fingerprint
+from arrowbank.plan import BatchRules, Shard
+from arrowbank.progress import SILENT, Progress
+from arrowbank.targets.captured import CaptureJob
+from arrowbank.targets.committing import TargetEstimate, check_layers, commit_targets, is_done, require_budget
+from arrowbank.targets.conversations import ChatTokenizer
+from arrowbank.targets.records import ASSISTANT_TOKENS, Records
+from arrowbank.targets.rows import PreparedRows, RowMaker, RowRules, prepare
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from arrowbank.models import ModelInfo
+
+METHOD = 1  # raise it when the same samples and weights would give other bytes
+NORMS = ("post", "pre")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureConfig:
+    """What is captured of which samples. Raises InputError for a value that no capture could take.
+
+    model              layer, pooling and backbone stay at their defaults: which states are kept is said here
+    data               JSON lines (.gz, .zst) of conversations or token rows, a saved dataset, or a token bank
+    target_layer_ids   ascending; i is what decoder block i puts out, −1 the embeddings
+    tokenizer          a folder or hub name; default the model's
+    target_model       the very string that the trainer will be given; default the model's as given
+    max_length         tokens kept of a sample
+    min_loss_tokens    samples with fewer are dropped
+    last_hidden_norm   "post" or "pre": last hidden states after or before the model's final norm
+    limit              only the first samples
+    """
+
+    model: ModelConfig
+    data: str | Path
+    target_layer_ids: tuple[int, ...]
+    tokenizer: str | None = None
+    target_model: str | None = None
+    max_length: int = 2048
+    min_loss_tokens: int = 14
+    last_hidden_norm: str = "post"
+    codec: str = "bf16"
+    spans: str = "all"
+    rules: BatchRules = field(default_factory=BatchRules)
+    limit: int | None = None
+    max_shard_bytes: int | None = None
+    budget_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in {"last_hidden_norm": NORMS, "codec": CODECS, "spans": SPANS}.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}.")
+        least = {"max_length": 1, "min_loss_tokens": 0, "limit": 1, "max_shard_bytes": 1}
+        for name, value in least.items():
+            found = getattr(self, name)
+            if found is not None and found < value:
+                raise InputError(f"{name} is {found}; expected at least {value}.")
+        check_layers(self.target_layer_ids)
+        plain = ModelConfig(model=self.model.model)
+        for name in ("layer", "pooling", "backbone"):
+            if getattr(self.model, name) != getattr(plain, name):
+                raise InputError(
+                    f"model.{name} is {getattr(self.model, name)!r}, which a capture has no use for; expected the default, "
+                    f"{getattr(plain, name)!r}. Which hidden states are kept is said by target_layer_ids and last_hidden_norm."
+                )
+
+
+@dataclass
+class CapturePlan:
+    """Everything that is fixed before the first forward pass. Raises InputError for a model or data that cannot be used."""
+
+    config: CaptureConfig
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        """The model; InputError where it lacks a layer that is asked for."""
+        info = describe(self.config.model)
+        if (highest := self.config.target_layer_ids[-1]) >= info.num_layers:
+            raise InputError(
+                f"--layers {','.join(map(str, self.config.target_layer_ids))}: there is no block {highest}, {info.model!r} has "
+                f"{info.num_layers}; expected ids from 0 to {info.num_layers - 1}, or −1 for the embeddings."
+            )
+        return info
+
+    @cached_property
+    def records(self) -> Records:
+        return Records(Path(self.config.data))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast | None:
+        """What makes the tokens; None where the data are tokens already."""
+        if self.facts.loss_mask != ASSISTANT_TOKENS:
+            return None
+        return load_tokenizer(self._tokenizer_name, trust_remote_code=self.config.model.trust_remote_code)
+
+    @cached_property
+    def chat(self) -> ChatTokenizer | None:
+        return None if self.tokenizer is None else ChatTokenizer(self.tokenizer, self._tokenizer_name)
+
+    @property
+    def _tokenizer_name(self) -> str:
+        return self.config.tokenizer or self.config.model.model
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        config, info = self.config, self.info
+        return TargetFacts(
+            target_layer_ids=config.target_layer_ids,
+            layers=len(config.target_layer_ids),
+            hidden_size=info.hidden_size,
+            target_model_name_or_path=config.target_model or config.model.model,
+            last_hidden_norm=config.last_hidden_norm,
+            loss_mask=self.records.loss_mask_rule,
+            codec=config.codec,
+            spans=config.spans,
+            vocab_size=info.vocab_size,
+            num_hidden_layers=info.num_layers,
+        )
+
+    def maker(self) -> RowMaker:
+        """What makes the token rows."""
+        rules = RowRules(
+            loss_mask=self.facts.loss_mask,
+            max_length=self.config.max_length,
+            min_loss_tokens=self.config.min_loss_tokens,
+            limit=self.config.limit,
+            vocab_size=self.info.vocab_size,
+            max_positions=self.info.max_positions,
+            model=self.info.model,
+        )
+        return RowMaker(self.records, rules, self.chat)
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.config.max_shard_bytes or SHARD_BYTES
+
+    @cached_property
+    def sources(self) -> dict[str, Any]:
+        """What the rows are made of and by, as the manifest names it."""
+        return {
+            "data_sha256": self.records.sha256,
+            "tokenizer_fingerprint": None if self.tokenizer is None else tokenizer_fingerprint(self.tokenizer),
+            "chat_template_sha256": None if self.chat is None else self.chat.template_sha256,
+            "max_length": self.config.max_length,
+            "min_loss_tokens": self.config.min_loss_tokens,
+            "limit": self.config.limit,
+        }
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Everything that decides the bytes; hashed into the plan digest."""
+        rules = self.config.rules
+        return {
+            "method": METHOD,
+            "model": {name: value for name, value in self.info.recipe().items() if name not in ("layer", "pooling")},
+            "batches": {
+                "max_batch": rules.max_batch,
+                "token_budget": rules.token_budget,
+                "grouping": "exact_token_length",
+            },
+            "shard_bytes": self.shard_bytes,
+            **self.sources,
+            **manifest_of(self.facts),
+        }
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The fields that are known before the work."""
+        return {
+            **manifest_of(self.facts),
+            **self.sources,
+            "text_count": None,  # known when the rows are prepared
+            "source": self.records.path.name,
+            "model_fingerprint": self.info.fingerprint,
+            "dtype": self.info.dtype,
+            "quantisation": self.info.quantisation,
+        }
+
+    def row_bytes(self, rows: PreparedRows) -> list[int]:
+        """The bytes that each row takes in the bank."""
+        hidden = rows.needed if self.facts.spans == "supervised" else rows.lengths
+        return [self.facts.sample_bytes(int(tokens), int(kept)) for tokens, kept in zip(rows.lengths, hidden, strict=True)]
+
+
+def capture(
+    config: CaptureConfig,
+    out: str | Path,
+    *,
+    restart: bool = False,
+    workers: int | None = None,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Capture the hidden states of `config.model` for `config.data` into the target bank `out`; its manifest.
+
+    Goes on where an earlier run stopped. `workers` processes (default: one a GPU, or one) write the same bytes as one.
+
+    Raises InputError (model, data, a model that cannot be tapped), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull,
+    WorkerDied.
+    """
+    plan = CapturePlan(config)
+    with BankWriter(out, kind=KIND, recipe=plan.recipe, restart=restart, manifest=plan.manifest) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return bank.manifest
+        rows, counts = prepare(bank.work_dir, bank.plan_digest, plan.maker(), progress)
+        bank.save_progress(text_count=len(rows))
+        shards = target_shards(rows.lengths, plan.facts, plan.shard_bytes)
+        todo = [shard for shard in shards if not is_done(bank, shard)]
+        _require_room(plan, rows, todo, bank)
+        _make_shards(plan, rows, shards, todo, bank, workers, progress)
+        return commit_targets(bank, shards, plan.facts, {"few_loss_tokens": counts.few_loss_tokens}, truncated=counts.truncated)
+
+
+def _require_room(plan: CapturePlan, rows: PreparedRows, todo: list[Shard], bank: BankWriter) -> None:
+    sizes = plan.row_bytes(rows)
+    require_budget(sum(sizes), plan.config.budget_bytes, "the target bank")
+    require_space(bank.folder, sum(sum(sizes[shard.start : shard.stop]) for shard in todo), "the target bank")
+
+
+def _make_shards(
+    plan: CapturePlan,
+    rows: PreparedRows,
+    shards: list[Shard],
+    todo: list[Shard],
+    bank: BankWriter,
+    workers: int | None,
+    progress: Progress,
+) -> None:
+    if len(todo) < len(shards):
+        progress.message(f"{bank.folder}: {len(shards) - len(todo)} of {len(shards)} shards are there, going on with the rest")
+    if not todo:
+        return
+    for note in plan.info.notes:
+        progress.message(note)
+    processes = min(plan.info.devices if workers is None else workers, len(todo))
+    job = CaptureJob(
+        model=plan.config.model,
+        info=plan.info,
+        facts=plan.facts,
+        rules=plan.config.rules,
+        rows=rows.path,
+        tallies=bank.work_dir,
+        processes=processes,
+    )
+    tokens = sum(int(rows.lengths[shard.start : shard.stop].sum()) for shard in todo)
+    with progress.phase("capture", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
+        engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
+
+
+def estimate_capture(config: CaptureConfig, out: str | Path, *, progress: Progress = SILENT) -> TargetEstimate:
+    """What `capture` with the same arguments will take, by the samples themselves. Nothing is written, no weight is loaded.
+
+    Raises what `capture` raises for a model or data that cannot be used.
+    """
+    plan = CapturePlan(config)
+    samples = tokens = hidden = 0
+    with progress.phase("prepare", None, unit="samples") as phase:
+        for row in plan.maker():
+            samples += 1
+            tokens += len(row.input_ids)
+            hidden += len(needed_positions(row.loss_mask) if config.spans == "supervised" else row.input_ids)
+            phase.advance(1)
+    return TargetEstimate(
+        samples=samples,
+        tokens=tokens,
+        bytes_a_token=plan.facts.sample_bytes(1),
+        bytes=plan.facts.sample_bytes(tokens, hidden),
+        free_bytes=free_bytes(Path(out)),
+        budget_bytes=config.budget_bytes,
+    )

@@ -1,0 +1,196 @@
+"""Token rows ready for a model: made of the samples once, checked, counted, and kept in one mapped Arrow file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.columns import list_column, list_values, one_array
+from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
+from arrowbank.bank.manifest import read_json
+from arrowbank.bank.targets import needed_positions
+from arrowbank.errors import InputError
+from arrowbank.plan import Shard
+from arrowbank.progress import SILENT, Phase, Progress
+from arrowbank.targets.conversations import ChatTokenizer
+from arrowbank.targets.records import ASSISTANT_TOKENS, ONES_EXCEPT_FIRST, SORTS, Record, Records
+
+ROWS_A_BATCH = 1024
+SCHEMA = pa.schema([("sample", pa.string()), ("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8()))])
+
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A sample's name, its tokens [S] and which of them count in the loss [S]."""
+
+    name: str
+    input_ids: Ids
+    loss_mask: Mask
+
+
+@dataclass
+class RowCounts:
+    """kept rows, `truncated` ones among them, and samples dropped for too few loss tokens."""
+
+    kept: int = 0
+    truncated: int = 0
+    few_loss_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRules:
+    """What becomes of a sample. `vocab_size` and `max_positions` (None: no limit) are the model's."""
+
+    loss_mask: str
+    max_length: int
+    min_loss_tokens: int
+    limit: int | None
+    vocab_size: int
+    max_positions: int | None
+    model: str
+
+
+@dataclass
+class RowMaker:
+    """Samples → token rows, counted as they pass. `chat` is needed for conversations."""
+
+    records: Records
+    rules: RowRules
+    chat: ChatTokenizer | None
+    counts: RowCounts = field(default_factory=RowCounts)
+
+    def __iter__(self) -> Iterator[TokenRow]:
+        """The rows that are kept. InputError for a sample that is no good, and where none is kept."""
+        self.counts = RowCounts()
+        for record in islice(self.records, self.rules.limit):
+            ids, mask = self._tokens(record)
+            self._check_vocabulary(record, ids)
+            truncated = len(ids) > self.rules.max_length
+            ids, mask = ids[: self.rules.max_length], mask[: self.rules.max_length]
+            if not len(ids) or int(mask.sum()) < self.rules.min_loss_tokens:
+                self.counts.few_loss_tokens += 1
+                continue
+            self._check_positions(record, len(ids))
+            self.counts.kept += 1
+            self.counts.truncated += truncated
+            yield TokenRow(record.name, ids, mask)
+        if not self.counts.kept:
+            raise InputError(
+                f"{self.records.path}: none of {self.counts.few_loss_tokens:,} samples has {self.rules.min_loss_tokens} loss tokens "
+                f"within its first {self.rules.max_length} tokens. Lower --min-loss-tokens, raise --max-length, or check the data."
+            )
+
+    def _tokens(self, record: Record) -> tuple[Ids, Mask]:
+        if (rule := record.loss_mask_rule) != self.rules.loss_mask:
+            raise InputError(
+                f"{record.place}: is {SORTS[rule]}, the samples before it are {SORTS[self.rules.loss_mask]}. A bank has one rule "
+                "for its loss masks: give one sort of samples a file."
+            )
+        if rule == ASSISTANT_TOKENS and self.chat is not None:
+            return self.chat.tokens(record)
+        ids = _whole_numbers(record, "input_ids", np.iinfo(np.int32).max)
+        if rule == ONES_EXCEPT_FIRST:
+            mask = np.ones(len(ids), np.uint8)
+            mask[:1] = 0  # it has no left context, so nothing predicts it
+            return ids, mask
+        mask = _whole_numbers(record, "loss_mask", 1).astype(np.uint8)
+        if len(mask) != len(ids):
+            raise InputError(f"{record.place}: loss_mask has {len(mask)} entries, expected one for each of {len(ids)} tokens.")
+        return ids, mask
+
+    def _check_vocabulary(self, record: Record, ids: Ids) -> None:
+        if (highest := int(ids.max(initial=0))) >= self.rules.vocab_size:
+            raise InputError(
+                f"{record.place}: token id {highest}, but model {self.rules.model!r} has a vocabulary of {self.rules.vocab_size} (0 "
+                f"to {self.rules.vocab_size - 1}). The tokens are another model's: give the right --tokenizer or data."
+            )
+
+    def _check_positions(self, record: Record, length: int) -> None:
+        if self.rules.max_positions is not None and length > self.rules.max_positions:
+            raise InputError(
+                f"{record.place}: {length} tokens, but model {self.rules.model!r} has {self.rules.max_positions} positions. Give "
+                f"--max-length {self.rules.max_positions} or less."
+            )
+
+
+def _whole_numbers(record: Record, name: str, most: int) -> Ids:
+    """The field `name` as int32; InputError unless it is a list of whole numbers from 0 to `most`."""
+    values = record.value[name]
+    if not isinstance(values, list) or (name == "input_ids" and not values):
+        raise InputError(f"{record.place}: {name} is a {type(values).__name__} of no tokens, expected a list of whole numbers.")
+    for at, value in enumerate(values):
+        whole = type(value) is int or (most == 1 and type(value) is bool)
+        if not whole or not 0 <= value <= most:
+            raise InputError(f"{record.place}: {name}[{at}] is {value!r}, expected a whole number from 0 to {most}.")
+    return np.array(values, np.int32)
+
+
+class PreparedRows:
+    """The rows in a file that `prepare` has written, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with pa.ipc.open_stream(pa.memory_map(str(path))) as stream:
+            self._table = stream.read_all()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of every row, [N]."""
+        return np.concatenate([np.diff(list_values(chunk)[1]) for chunk in self._table["input_ids"].chunks]).astype(np.int64)
+
+    @cached_property
+    def needed(self) -> npt.NDArray[np.int64]:
+        """Tokens of every row whose hidden states supervision needs, [N]."""
+        counts = []
+        for chunk in self._table["loss_mask"].chunks:
+            values, offsets = list_values(chunk)
+            counts += [len(needed_positions(values[start:stop])) for start, stop in pairwise(offsets)]
+        return np.array(counts, np.int64)
+
+    def of(self, shard: Shard) -> tuple[list[str], Ids, Mask, npt.NDArray[np.int32]]:
+        """Names, flat tokens, flat loss mask and the n + 1 offsets of a shard's rows."""
+        rows = self._table.slice(shard.start, shard.rows)
+        ids, offsets = list_values(one_array(rows["input_ids"]))
+        mask, _ = list_values(one_array(rows["loss_mask"]))
+        return rows["sample"].to_pylist(), ids, mask, offsets
+
+
+def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SILENT) -> tuple[PreparedRows, RowCounts]:
+    """The rows of `maker` in a file in `folder`, which is kept for the next run of the plan `digest`; and their counts."""
+    folder.mkdir(exist_ok=True)
+    path, note = folder / f"rows-{digest[:16]}.arrow", folder / f"rows-{digest[:16]}.json"
+    if note.exists() and path.exists():
+        noted = read_json(note)
+        if noted["sha256"] == sha256_of(path):
+            return PreparedRows(path), RowCounts(**noted["counts"])
+    with progress.phase("prepare", None, unit="samples") as phase, publishing(path) as file:
+        _write(file, maker, phase)
+    publish_json(note, {"sha256": file.sha256, "counts": asdict(maker.counts)})
+    return PreparedRows(path), maker.counts
+
+
+def _write(file: HashedFile, maker: RowMaker, phase: Phase) -> None:
+    rows = iter(maker)
+    with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), SCHEMA) as stream:
+        while some := list(islice(rows, ROWS_A_BATCH)):
+            offsets = np.cumsum([0, *(len(row.input_ids) for row in some)]).astype(np.int32)
+            columns = [
+                pa.array([row.name for row in some], pa.string()),
+                list_column(np.concatenate([row.input_ids for row in some]), offsets),
+                list_column(np.concatenate([row.loss_mask for row in some]), offsets),
+            ]
+            stream.write_batch(pa.record_batch(columns, schema=SCHEMA))
+            phase.advance(len(some))
