@@ -1,4 +1,4 @@
-"""The verbs of IN2 arms: in2 build, in2 verify and in2 probes."""
+"""The verbs of IN2 arms: in2 build, in2 verify, in2 probes and in2 score."""
 
 from __future__ import annotations
 
@@ -155,6 +155,48 @@ def verify(
     show_checks(checks, common.json)
 
 
+@spread
+def score(
+    folder: Annotated[str, typer.Argument(metavar="PROBES", help="A folder that `in2 probes` made.")],
+    model: Annotated[
+        list[str], typer.Option("--model", metavar="M", help="A causal model or checkpoint; repeat it to compare.")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="For table, JSON and plot.")],
+    common: o.Common,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The models'.")] = "auto",
+    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="bitsandbytes NF4.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    token_budget: Annotated[int, typer.Option("--token-budget", help="Tokens a forward pass.")] = 32768,
+    draws: Annotated[int, typer.Option("--draws", help="Bootstrap draws an interval is made of.")] = 2000,
+    confidence: Annotated[float, typer.Option("--confidence", help="What an interval holds.")] = 0.95,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Leave out scores.png and scores.svg.")] = False,
+    trust_remote_code: o.TrustRemoteCode = False,
+    restart: o.Restart = False,
+) -> None:
+    """Measure how far models find a needle: NLL of the answer by distance, gaps to the controls, the reach, table and plot.
+
+    Example: arrowbank in2 score probes --model runs/arm_b --model runs/arm_c --out scores
+    """
+    from arrowbank.in2.scoring import ScoreConfig, lines
+    from arrowbank.in2.scoring import score as run
+    from arrowbank.models import ModelConfig
+
+    models = tuple(
+        ModelConfig(
+            model=name,
+            dtype=dtype,  # type: ignore[arg-type]  # checked there
+            load_in_4bit=load_in_4bit,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
+        for name in model
+    )
+    config = ScoreConfig(models=models, token_budget=token_budget, draws=draws, confidence=confidence, plot=not no_plot)
+    found = run(config, folder, out, restart=restart, progress=progress_for(common.json))
+    reach = {name: curve.reach for name, curve in found.curves.items()}
+    finish(common.json, {"reach": reach, "folder": out}, "\n".join(lines(found)))
+
+
 def _fillers(named: list[str] | None, more: list[str] | None) -> list[str]:
     """The files behind --filler: `--filler A B` or `--filler A --filler B`. Their order decides the data, so not both at once."""
     if more and len(named or ()) != 1:
@@ -171,4 +213,4 @@ def _built(out: str, manifest: dict[str, Any]) -> str:
     )
 
 
-VERBS: dict[str, Callable[..., None]] = {"build": build, "verify": verify, "probes": probes}
+VERBS: dict[str, Callable[..., None]] = {"build": build, "verify": verify, "probes": probes, "score": score}

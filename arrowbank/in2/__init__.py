@@ -5,6 +5,8 @@
     fillers.py    where the filler comes from            rows.py        examples as a shard's record batch
     building.py   the stage `in2 build`                  rawshards.py   its raw shards and their manifest
     gate.py       the stage `in2 verify`                 probes.py      trials that a model is measured on
+    scoring.py    the stage `in2 score`                  reach.py       gaps, intervals, the reach
+    plot.py       its picture
 
 Nothing but the needles' places differs between arms of the same options: a difference between two trained models is distance.
 """
