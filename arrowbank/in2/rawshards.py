@@ -23,6 +23,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.manifest import shard_name
+from arrowbank.formats.windows import STRIDES, whole_in_a_window
 from arrowbank.in2.config import PAD_TAIL, In2Config
 
 THREADS = 4
@@ -54,7 +55,7 @@ class Counts:
     synthetic_tokens: int = 0
     decoys_placed: int = 0
     histogram: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    survivors: dict[str, int] = field(default_factory=lambda: {"T": 0, "T+1": 0})
+    survivors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STRIDES, 0))
 
     def add(self, batch: pa.RecordBatch, config: In2Config) -> None:
         """Count the rows of `batch`."""
@@ -90,8 +91,8 @@ def survive(
     begin, end = first + needles, first + answers + config.val_len - 1
     in_file = np.minimum(config.per_shard, config.examples - examples // config.per_shard * config.per_shard) * config.length
     return {
-        name: (begin // step == end // step) & ((begin // step + 1) * step <= in_file)
-        for name, step in (("T", config.length), ("T+1", config.length + 1))
+        name: whole_in_a_window(begin, end, in_file, read=step, step=step)
+        for name, step in zip(STRIDES, (config.length, config.length + 1), strict=True)
     }
 
 
