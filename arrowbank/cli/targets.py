@@ -11,7 +11,10 @@ from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
-FORMATS = "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt; of arms: raw, llmc, nanogpt-npy, megatron or nanotron."
+FORMATS = (
+    "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt; "
+    "of arms: raw, llmc, nanogpt-npy, megatron or nanotron."
+)
 
 
 @spread
