@@ -245,7 +245,7 @@ def test_the_raw_shards_manifest_is_held_against_the_rows(tmp_path: Path) -> Non
     path.write_text(text.replace('"distance": ', '"distance":  ').replace("{", " ", 1)[: len(text)])
     broken = failed(out)
     assert "example 0, 1, 2, 3, 4 and 2 more" in broken["records"]
-    assert "its first line is not what was written" in broken["counts"] or "hashes" in broken
+    assert "its last line is not what was written" in broken["counts"] or "hashes" in broken
 
 
 def test_a_filler_that_is_gone_changed_or_moved(tmp_path: Path) -> None:

@@ -146,6 +146,10 @@ class In2Config:
         return max(1, self.shard_tokens // self.length)
 
     @property
+    def arrow_shards(self) -> int:
+        return -(-self.examples // self.rows_a_shard)
+
+    @property
     def per_shard(self) -> int:
         """Examples in a raw shard; the last may have fewer."""
         return -(-self.examples // self.shards)

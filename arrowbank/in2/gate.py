@@ -186,13 +186,13 @@ def _counts(arm: Arm, counts: Counts) -> Check:
             wrong.append(f"manifest.json says {name} {arm.bank.manifest.get(name)}, counted {value}")
     if arm.config.mirror:
         try:
-            head = arm.head()
+            said = arm.fields()
         except ArrowbankError as error:
             return Check("counts", False, str(error))
         wrong += [
-            f"the raw shards' manifest says {name} {str(head.get(name))[:60]}, counted {str(value)[:60]}"
+            f"the raw shards' manifest says {name} {str(said.get(name))[:60]}, counted {str(value)[:60]}"
             for name, value in recount.items()
-            if head.get(name) != value
+            if said.get(name) != value
         ]
     good = f"{counts.triples:,} triples, {counts.decoys_placed:,} decoys, {counts.answer_tokens:,} answer tokens"
     return Check("counts", not wrong, "; ".join(wrong[:SHOWN]) if wrong else good)
