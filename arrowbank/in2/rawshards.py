@@ -127,9 +127,9 @@ class RawShards:
 
     def __enter__(self) -> RawShards:
         config = self._config
-        files = {
-            name: partial(self._write_raw, rows) for name, rows in zip(raw_names(config), config.shard_examples, strict=True)
-        }
+        files: dict[str, Callable[[HashedFile], object]] = {manifest_name(config): self._write_manifest}
+        for name, rows in zip(raw_names(config), config.shard_examples, strict=True):
+            files[name] = partial(self._write_raw, rows)
         for name, write in files.items():
             self._jobs.append(self._pool.submit(self._bank.write_file, name, write))
         return self
