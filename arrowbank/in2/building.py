@@ -26,7 +26,7 @@ from arrowbank.progress import SILENT, Progress
 
 KIND = "in2"
 METHOD = 1  # raise it when the same options would give other bytes
-WORTH_A_PROCESS = 8  # Arrow shards: below that, starting a process takes longer than it saves
+WORTH_A_PROCESS = 12  # Arrow shards: below that, starting a process takes longer than it saves
 
 
 def build_in2(
