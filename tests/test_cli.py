@@ -29,7 +29,7 @@ CONTRACT = {
     "estimate": "model",
     "compare": "min-cosine",
     "lookup": "",
-    "export": "to out max-shard-bytes assume-norm restart",
+    "export": "to out max-shard-bytes assume-norm stride restart",
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
     "vocab-size max-shard-bytes to codec spans dry-run restart",
     "targets capture": "model data layers out max-length min-loss-tokens dry-run last-hidden-norm codec spans target-model restart",

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
-from arrowbank import build_in2, verify_in2
+from arrowbank import ExportConfig, build_in2, export, verify_in2
 from arrowbank.cli import main
 from arrowbank.errors import InputError
 from tests import arms
@@ -245,7 +246,7 @@ def test_the_raw_shards_manifest_is_held_against_the_rows(tmp_path: Path) -> Non
     path.write_text(text.replace('"distance": ', '"distance":  ').replace("{", " ", 1)[: len(text)])
     broken = failed(out)
     assert "example 0, 1, 2, 3, 4 and 2 more" in broken["records"]
-    assert "its first line is not what was written" in broken["counts"] or "hashes" in broken
+    assert "its last line is not what was written" in broken["counts"] or "hashes" in broken
 
 
 def test_a_filler_that_is_gone_changed_or_moved(tmp_path: Path) -> None:
@@ -341,3 +342,52 @@ def test_the_command_line_prints_a_line_a_check(tmp_path: Path, capsys: pytest.C
     assert len(event["checks"]) == len(lines)
     assert main(["in2", "verify", c]) == 1
     assert any(line.startswith("FAIL  needles") for line in capsys.readouterr().out.splitlines())
+
+
+# exports
+
+
+@pytest.mark.parametrize("format", ["raw", "llmc", "nanogpt-npy", "megatron", "nanotron"])
+def test_an_export_is_read_back_as_its_loader_cuts_it(format: str, tmp_path: Path) -> None:
+    arm, out = arms.build_small(tmp_path), tmp_path / format
+    note = export(ExportConfig(format=format), arm, out)
+    assert failed(arm, out) == {}
+    assert "is not among the folders" in failed(out)[f"{format} ({format})"]
+    ending = {"nanogpt-npy": "npy", "nanotron": "ds"}.get(format, "bin")
+    path = out / f"in2c_train_00000.{ending}"
+    whole = path.read_bytes()
+    rows = np.array(datasets.load_from_disk(str(arm))[0]["probe_start"])
+    at = len(whole) - 2 * note["shards"][0]["tokens"] + 2 * int(rows[0])  # a byte of a key
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert "example 0" in failed(arm, out)[f"{format} ({format}): examples"]
+    assert "a triple is not whole in example 0" in failed(arm, out)[f"{format} ({format}): windows"]
+    path.write_bytes(whole[:-2])
+    assert "in2c_train_00000" in failed(arm, out)["files"]
+    path.write_bytes(whole)
+    (out / "arrowbank.json").write_text(json.dumps(note | {"survivors": {"T": 1, "T+1": 1}}))
+    assert "the manifest says 1" in failed(arm, out)[f"{format} ({format}): windows"]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "at"),
+    [
+        ("llmc", "in2c_train_00000.bin", 8),
+        ("llmc", "in2c_train_00000.bin", 3),
+        ("nanogpt-npy", "in2c_train_00000.npy", 1),
+        ("megatron", "in2c_train_00000.idx", 0),
+        ("megatron", "in2c_train_00000.idx", 17),
+        ("megatron", "in2c_train_00001.idx", 40),
+        ("megatron", "in2c_train_00000.idx", -1),
+        ("nanotron", "in2c_train_00000.ds.index", -8),
+        ("nanotron", "in2c_train_00000.ds.metadata", 8),
+    ],
+)
+def test_headers_and_indexes_that_were_changed(format: str, name: str, at: int, tmp_path: Path) -> None:
+    arm, out = arms.build_small(tmp_path), tmp_path / "out"
+    export(ExportConfig(format=format), arm, out)
+    data = bytearray((out / name).read_bytes())
+    data[at] ^= 1
+    (out / name).write_bytes(data)
+    assert f"not readable as {format}" in failed(arm, out)["files"]
+    (out / name).unlink()
+    assert f"not readable as {format}" in failed(arm, out)["files"]

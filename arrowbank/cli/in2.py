@@ -138,7 +138,7 @@ def _numbers(option: str, value: str) -> tuple[float, ...]:
 
 @spread
 def verify(
-    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="One arm, or several of the same options.")],
+    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Arms of the same options, and exports of them.")],
     common: o.Common,
     filler: Annotated[
         list[str] | None, typer.Option("--filler", metavar="FILE", help="The sources, if they were moved; repeat it.")

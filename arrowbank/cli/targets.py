@@ -11,7 +11,10 @@ from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
-FORMATS = "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt."
+FORMATS = (
+    "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt; "
+    "of arms: raw, llmc, nanogpt-npy, megatron or nanotron."
+)
 
 
 @spread
@@ -70,13 +73,16 @@ def capture(
 
 @spread
 def export(
-    bank: Annotated[str, typer.Argument(metavar="BANK", help="A target bank.")],
+    bank: Annotated[str, typer.Argument(metavar="BANK", help="A target bank, or an IN2 arm.")],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMATS)],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder.")],
     common: o.Common,
     max_shard_bytes: Annotated[int | None, typer.Option("--max-shard-bytes", help="Of formats with shards.")] = None,
     assume_norm: Annotated[
         str | None, typer.Option("--assume-norm", metavar="post|pre", help="What unknown last hidden states are.")
+    ] = None,
+    stride: Annotated[
+        str | None, typer.Option("--stride", metavar="T|T+1", help="An arm's loader's step. Default: as the format's does.")
     ] = None,
     restart: o.Restart = False,
 ) -> None:
@@ -87,7 +93,7 @@ def export(
     from arrowbank.exporting import ExportConfig
     from arrowbank.exporting import export as run
 
-    config = ExportConfig(format=to, max_shard_bytes=max_shard_bytes, assume_norm=assume_norm)
+    config = ExportConfig(format=to, max_shard_bytes=max_shard_bytes, assume_norm=assume_norm, stride=stride)
     manifest = run(config, bank, out, restart=restart, progress=progress_for(common.json))
     finish(common.json, manifest, f"{out}: complete, as {to}.")
 

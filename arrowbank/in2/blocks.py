@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from arrowbank.in2.building import KIND, config_of
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import Placement, Planted
-from arrowbank.in2.rawshards import manifest_name, raw_names
+from arrowbank.in2.rawshards import FIELDS, manifest_name, raw_names
 
 Ids = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -46,19 +47,19 @@ class Arm:
             return None
         return [np.asarray(np.memmap(self.folder / name, self.config.dtype, mode="r")) for name in raw_names(self.config)]
 
-    def head(self) -> dict[str, Any]:
-        """The mirror's manifest without its records, which stand behind it an example a line."""
+    def fields(self) -> dict[str, Any]:
+        """The mirror's manifest without its records: its last line."""
         path = self.folder / manifest_name(self.config)
-        with path.open("rb") as file:
-            line = file.readline()
+        with path.open(encoding="utf-8", errors="replace") as file:
+            last = "".join(deque(file, maxlen=1))
         try:
-            head: dict[str, Any] = json.loads(line + b"]}")
+            found: dict[str, Any] = json.loads("{" + last.removeprefix(FIELDS))
         except ValueError as error:
-            raise CorruptBank(f"{path}: its first line is not what was written ({error}). Build the arm again.") from None
-        return head
+            raise CorruptBank(f"{path}: its last line is not what was written ({error}). Build the arm again.") from None
+        return found
 
     def records(self) -> Iterator[str]:
-        """The lines of the mirror's manifest behind its head: an example's records each."""
+        """The lines of the mirror's manifest between its first and its last: an example's records each."""
         with (self.folder / manifest_name(self.config)).open(encoding="utf-8", errors="replace") as file:
             next(file, None)
             for line in file:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from arrowbank import engine
-from arrowbank.bank import BankWriter, open_bank
+from arrowbank.bank import open_bank
 from arrowbank.bank.card import card
 from arrowbank.bank.files import publishing, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_fillers
-from arrowbank.in2.rawshards import Counts, count_rows, fields, write_raw_shards
+from arrowbank.in2.following import FollowedWriter
+from arrowbank.in2.rawshards import Counts, RawShards, count_rows, fields, shard_entries
 from arrowbank.in2.rows import ArmJob
 from arrowbank.plan import Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
 
 KIND = "in2"
 METHOD = 1  # raise it when the same options would give other bytes
-WORTH_A_PROCESS = 8  # Arrow shards: below that, starting a process takes longer than it saves
+WORTH_A_PROCESS = 12  # Arrow shards: below that, starting a process takes longer than it saves
 
 
 def build_in2(
@@ -53,19 +55,24 @@ def build_in2(
         "tokenizer": config.tokenizer,
         "fillers": filler_paths(entries, out),
     }
-    with BankWriter(out, kind=KIND, recipe=recipe_of(config, entries), restart=restart, manifest=said) as bank:
+    with FollowedWriter(out, kind=KIND, recipe=recipe_of(config, entries), restart=restart, manifest=said) as bank:
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return open_bank(bank.folder).manifest
         require_space(bank.folder, _bytes_to_write(config, bank.done_rows), "the arm")
         todo = [shard for shard in shards if shard.index not in bank.done_shards]
-        if todo:
-            job = ArmJob(config, _mapped_files(fillers, opened, bank.work_dir))
-            if workers is None:
-                workers = max(1, min(len(os.sched_getaffinity(0)), len(todo) // WORTH_A_PROCESS))
-            with progress.phase("build", sum(shard.rows for shard in todo), unit="examples") as phase:
-                engine.run(todo, job, bank, workers=min(workers, len(todo)), report=phase.advance, progress=progress)
-        return _finish(config, bank, entries, progress)
+        if workers is None:
+            workers = max(1, min(len(os.sched_getaffinity(0)), len(todo) // WORTH_A_PROCESS))
+        named = [{**entry, "path": Path(entry["path"]).name} for entry in entries]
+        with RawShards(bank, config, named) if config.mirror else nullcontext() as raw:
+            if todo:
+                job = ArmJob(config, _mapped_files(fillers, opened, bank.work_dir))
+                with progress.phase("build", sum(shard.rows for shard in todo), unit="examples") as phase:
+                    engine.run(todo, job, bank, workers=min(workers, len(todo)), report=phase.advance, progress=progress)
+            if raw:
+                with progress.phase("mirror", config.examples, unit="examples") as phase:
+                    raw.finish(phase.advance)
+        return _commit(config, bank)
 
 
 def arm_shards(config: In2Config) -> list[Shard]:
@@ -106,14 +113,12 @@ def _bytes_to_write(config: In2Config, done: int) -> int:
     return (config.examples - done) * row + config.examples * mirror
 
 
-def _finish(config: In2Config, bank: BankWriter, entries: Sequence[dict[str, Any]], progress: Progress) -> Manifest:
+def _commit(config: In2Config, bank: FollowedWriter) -> Manifest:
     counts = count_rows(bank, config)
-    if counts.examples == config.examples and config.mirror:
-        named = [{**entry, "path": Path(entry["path"]).name} for entry in entries]
-        with progress.phase("mirror", config.examples, unit="examples") as phase:
-            write_raw_shards(bank, config, counts, named, phase.advance)
     said = {name: value for name, value in fields(config, counts).items() if name != "answer_start_hist"}
     said |= {"triples": counts.triples, "survivors": counts.survivors}
+    if config.mirror:
+        said["raw_shards"] = shard_entries(config)
     return bank.commit(rows=config.examples, card=_card(config, counts), manifest=said)
 
 

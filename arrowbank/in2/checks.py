@@ -154,23 +154,22 @@ def records(block: Block, lines: list[str]) -> Wrong:
     return _where(block, np.array(wrong, bool))
 
 
-def cut(block: Block, step: int) -> tuple[int, Wrong]:
-    """Cut the raw shards as a loader with windows of `step` tokens does: the triples that one window holds whole, and the
-    examples of those whose tokens are then not key and value."""
+def cut(block: Block, shards: Sequence[Ids], *, width: int, read: int, step: int) -> tuple[int, Wrong]:
+    """Cut files of examples, `width` tokens each, as a loader does that reads `read` tokens every `step`: the triples that one
+    window holds whole, and the examples of those whose tokens are then not key and value."""
     config, span = block.arm.config, block.arm.config.span
     whole, wrong = 0, [np.empty(0, np.int64)]
-    shards = block.examples // config.per_shard
-    rows = block.rows("probe_start")
-    for shard in np.unique(shards) if block.arm.raw else ():
-        tokens = block.arm.raw[int(shard)]  # type: ignore[index]  # there is one: see above
-        windows = tokens[: len(tokens) // step * step].reshape(-1, step)
-        mine = shards[rows] == shard
-        first = (block.examples[rows[mine]] - shard * config.per_shard) * config.length
+    rows, offsets = block.rows("probe_start"), np.arange(span)
+    shard_of = (block.examples // config.per_shard)[rows]
+    for shard in np.unique(shard_of):
+        mine = shard_of == shard
+        tokens = shards[int(shard)] if shard < len(shards) else np.empty(0, np.uint16)
+        windows = sliding_window_view(tokens, read)[::step] if len(tokens) >= read else np.empty((0, read), tokens.dtype)
+        first = (block.examples[rows[mine]] - shard * config.per_shard) * width
         window, needle = np.divmod(first + block.starts("needle_start")[mine], step)
         probe = first + block.starts("probe_start")[mine] - window * step
-        inside = (window < len(windows)) & (needle >= 0) & (needle + span <= step) & (probe >= 0) & (probe + span <= step)
+        inside = (window >= 0) & (window < len(windows)) & (needle + span <= read) & (probe >= 0) & (probe + span <= read)
         whole += int(np.count_nonzero(inside))
-        offsets = np.arange(span)
         for place in (needle, probe):
             found = windows[window[inside, None], place[inside, None] + offsets]
             bad = (found != block.drawn_spans[mine][inside]).any(axis=1)
@@ -212,9 +211,8 @@ class Finding:
 
 
 def findings(with_raw: bool) -> list[Finding]:
-    """The checks that need nothing but a block."""
+    """The checks that need nothing but a block whose `lists` are right."""
     found = [
-        Finding("triples", "as many as the options say in every example", "not as many triples or decoys as drawn in", lists),
         Finding("ids", "all below the vocabulary", "ids past the vocabulary in", ids),
         Finding("probes", "every probe is its key", "a probe is not its key in", probes),
         Finding("answers", "every answer is its value", "an answer is not its value in", answers),

@@ -13,6 +13,7 @@ SPLITS = ("train", "val")
 DTYPES = {"uint16": 1 << 16, "uint32": 1 << 32}
 PAD_TAIL = 4  # a loader shifts labels by one: an answer stays clear of an example's end
 SHARD_TOKENS = 100_000_000  # the loader behind the raw format ignores what is past it
+SHARD_ROWS = 8192  # of an Arrow shard of short examples: what a worker knows of each takes memory, too
 # the options that matched arms must share, by their names here and on the command line
 SHARED = {
     "length": "--length",
@@ -143,7 +144,11 @@ class In2Config:
     @property
     def rows_a_shard(self) -> int:
         """Examples in an Arrow shard."""
-        return max(1, self.shard_tokens // self.length)
+        return max(1, min(self.shard_tokens // self.length, SHARD_ROWS))
+
+    @property
+    def arrow_shards(self) -> int:
+        return -(-self.examples // self.rows_a_shard)
 
     @property
     def per_shard(self) -> int:

@@ -36,11 +36,11 @@ class Stream:
     def _more(self) -> None:
         self._words = np.concatenate([self._words, self._make(max(FIRST_WORDS, len(self._words)))])
 
-    def peek(self, count: int) -> list[int]:
-        """The next `count` words, which stay unused until `skip`."""
+    def peek(self, count: int, shift: int = 0) -> list[int]:
+        """The next `count` words without their lowest `shift` bits. They stay unused until `skip`."""
         while len(self._words) - self._at < count:
             self._more()
-        words: list[int] = self._words[self._at : self._at + count].tolist()
+        words: list[int] = (self._words[self._at : self._at + count] >> np.uint32(shift)).tolist()
         return words
 
     def skip(self, count: int) -> None:

@@ -7,7 +7,7 @@ could be said of them together.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,9 +20,11 @@ from arrowbank.bank.checks import SHOWN, Check, found_wrong
 from arrowbank.bank.columns import values_of
 from arrowbank.bank.files import sha256_of
 from arrowbank.errors import ArrowbankError, InputError
+from arrowbank.formats.tokenread import is_token_export
 from arrowbank.in2.blocks import Arm, Block
-from arrowbank.in2.checks import Finding, cut, filler, findings, records, repeated_keys
+from arrowbank.in2.checks import Finding, filler, findings, lists, records, repeated_keys
 from arrowbank.in2.config import SHARED
+from arrowbank.in2.exports import ExportedArm, Windows
 from arrowbank.in2.fillers import Filler
 from arrowbank.in2.keycount import KeyCounter
 from arrowbank.in2.rawshards import Counts, fields, raw_names
@@ -38,7 +40,7 @@ def verify_in2(
     unique_keys: bool = False,
     progress: Progress = SILENT,
 ) -> list[Check]:
-    """All checks of the arms in `folders`, and of the arms against each other.
+    """All checks of the arms in `folders`, of the arms against each other, and of exports of theirs that are among `folders`.
 
     `fillers` are the sources, where they no longer lie where the arms say. `unique_keys`: a key that its example or its filler
     holds once more is an error (always for an arm that was built so).
@@ -48,23 +50,32 @@ def verify_in2(
     if not folders:
         raise InputError("give at least one arm's folder.")
     checks: list[Check] = []
-    seen: list[_Seen] = []
-    opened: list[Arm] = []
+    arms: list[Arm] = []
+    exports: list[ExportedArm] = []
     for folder in folders:
         try:
-            opened.append(Arm(folder))
+            if is_token_export(Path(folder)):
+                exports.append(ExportedArm(folder))
+            else:
+                arms.append(Arm(folder))
         except ArrowbankError as error:
             checks.append(Check("files", False, str(error)))
-    refuse_other_options(opened)
-    total = sum(len(arm.bank) for arm in opened)
-    with progress.phase("verify", total, unit="examples") as phase:
-        for arm in opened:
-            found, one = _verify_arm(arm, fillers, unique_keys, phase)
-            checks += [_named(check, arm) if len(folders) > 1 else check for check in found]
-            seen.append(one)
-    if len(seen) > 1:
-        checks += _across(seen)
-    return checks
+    refuse_other_options(arms)
+    seen: list[_Seen] = []
+    with progress.phase("verify", sum(len(arm.bank) for arm in arms), unit="examples") as phase:
+        for arm in arms:
+            proof = _Proof(arm, fillers, [one for one in exports if one.source == arm.bank.plan_digest])
+            proof.read(phase)
+            found = proof.checks(unique_keys=unique_keys)
+            checks += (
+                [Check(f"{arm.config.arm}: {one.name}", one.ok, one.detail) for one in found] if len(folders) > 1 else found
+            )
+            seen.append(proof.seen)
+    known = {arm.bank.plan_digest for arm in arms}
+    for one in exports:
+        lonely = f"{one.export.folder}: the arm that it was made from is not among the folders. Give it, too."
+        checks += one.checks() if one.source in known else [Check(one.name, False, lonely)]
+    return checks + (_across(seen) if len(seen) > 1 else [])
 
 
 def refuse_other_options(arms: Sequence[Arm]) -> None:
@@ -98,55 +109,60 @@ class _Seen:
         return b"".join(self._hashes[name].digest() for name in names)
 
 
-def _verify_arm(arm: Arm, given: Sequence[str | Path] | None, unique_keys: bool, phase: Phase) -> tuple[list[Check], _Seen]:
-    checks = [_files(arm), _hashes(arm)]
-    sources: list[Filler] | str
-    try:
-        sources = arm.fillers(given)
-    except ArrowbankError as error:
-        sources = f"the source cannot be read: {error} Give where it is now with --filler."
-    found = findings(arm.config.mirror)
-    source = Finding("filler", "equal to its source outside planted spans", "differs from its source in")
-    lines = Finding("records", "the manifest's records are those of the rows", "other records than rows in")
-    cuts = {step: _Cut(step) for step in (arm.config.length, arm.config.length + 1)}
-    counter, twice, stray = KeyCounter(arm.config.vocab, arm.config.key_len), 0, 0
-    counts, seen = Counts(), _Seen(arm, np.zeros(0, np.int64))
-    recorded = arm.records() if arm.config.mirror else iter(())
-    for block in arm.blocks():
-        counts.add(block.batch, arm.config)
-        found[0].look(block)
-        if found[0].wrong:  # what is not there cannot be looked at
-            break
-        for one in found[1:]:
-            one.look(block)
-        if not isinstance(sources, str):
-            source.add(filler(block, sources))
+class _Proof:
+    """One arm, read block by block."""
+
+    def __init__(self, arm: Arm, given: Sequence[str | Path] | None, exports: Sequence[ExportedArm]) -> None:
+        self.arm, self.seen = arm, _Seen(arm, np.zeros(0, np.int64))
+        self._given, self._exports = given, exports
+        self._lists = Finding("triples", "as many as the options say", "not as many triples or decoys as drawn in", lists)
+        self._found = findings(arm.config.mirror)
+        self._filler = Finding("filler", "equal to its source outside planted spans", "differs from its source in")
+        self._records = Finding("records", "the manifest's records are those of the rows", "other records than rows in")
+        self._windows = Windows(arm.config.length, arm.raw or [], arm.bank.manifest.get("survivors", {}), looks_ahead=False)
+        self._keys, self._twice, self._stray = KeyCounter(arm.config.vocab, arm.config.key_len), 0, 0
+        self._counts = Counts()
+        self._no_source = ""
+
+    def read(self, phase: Phase) -> None:
+        """Look at all blocks; at none behind one whose rows are not what they should be at all."""
+        fillers: list[Filler] = []
+        try:
+            fillers = self.arm.fillers(self._given)
+        except ArrowbankError as error:
+            self._no_source = f"the source cannot be read: {error} Give where it is now with --filler."
+        recorded = self.arm.records() if self.arm.config.mirror else iter(())
+        for block in self.arm.blocks():
+            self._counts.add(block.batch, self.arm.config)
+            self._lists.look(block)
+            if self._lists.wrong:
+                break
+            for one in self._found:
+                one.look(block)
+            if fillers:
+                self._filler.add(filler(block, fillers))
+            if self.arm.config.mirror:
+                self._records.add(records(block, list(islice(recorded, len(block.examples)))))
+                self._windows.add(block)
+            for export in self._exports:
+                export.add(block)
+            twice, stray = repeated_keys(block, self._keys)
+            self._twice, self._stray = self._twice + twice, self._stray + stray
+            self.seen.add(block)
+            phase.advance(len(block.examples))
+        self.seen.histogram = self._counts.histogram
+
+    def checks(self, *, unique_keys: bool) -> list[Check]:
+        """What there is to say of the arm."""
+        arm = self.arm
+        checks = [_files(arm), _hashes(arm), *map(_check, [self._lists, *self._found])]
+        checks.append(Check("filler", False, self._no_source) if self._no_source else _check(self._filler))
+        checks.append(_counts(arm, self._counts))
         if arm.config.mirror:
-            lines.add(records(block, list(_records(recorded, len(block.examples)))))
-        for one_cut in cuts.values():
-            one_cut.add(block)
-        more = repeated_keys(block, counter)
-        twice, stray = twice + more[0], stray + more[1]
-        seen.add(block)
-        phase.advance(len(block.examples))
-    seen.histogram = counts.histogram
-    checks += [_check(one) for one in found]
-    checks.append(Check("filler", False, sources) if isinstance(sources, str) else _check(source))
-    checks.append(_counts(arm, counts))
-    if arm.config.mirror:
-        checks += [_check(lines), _cuts(arm, list(cuts.values()))]
-    strict = unique_keys or arm.config.unique_keys
-    said = f"{twice} keys twice in their example, {stray} times one in the filler by chance"
-    checks.append(Check("keys", not (strict and twice + stray), said))
-    return checks, seen
-
-
-def _records(lines: Iterator[str], count: int) -> Iterator[str]:
-    return islice(lines, count)
-
-
-def _named(check: Check, arm: Arm) -> Check:
-    return Check(f"{arm.config.arm}: {check.name}", check.ok, check.detail)
+            checks += [_check(self._records), self._windows.check("windows")]
+        strict = unique_keys or arm.config.unique_keys
+        said = f"{self._twice} keys twice in their example, {self._stray} times one in the filler by chance"
+        return [*checks, Check("keys", not (strict and self._twice + self._stray), said)]
 
 
 def _check(found: Finding) -> Check:
@@ -186,42 +202,16 @@ def _counts(arm: Arm, counts: Counts) -> Check:
             wrong.append(f"manifest.json says {name} {arm.bank.manifest.get(name)}, counted {value}")
     if arm.config.mirror:
         try:
-            head = arm.head()
+            said = arm.fields()
         except ArrowbankError as error:
             return Check("counts", False, str(error))
         wrong += [
-            f"the raw shards' manifest says {name} {str(head.get(name))[:60]}, counted {str(value)[:60]}"
+            f"the raw shards' manifest says {name} {str(said.get(name))[:60]}, counted {str(value)[:60]}"
             for name, value in recount.items()
-            if head.get(name) != value
+            if said.get(name) != value
         ]
     good = f"{counts.triples:,} triples, {counts.decoys_placed:,} decoys, {counts.answer_tokens:,} answer tokens"
     return Check("counts", not wrong, "; ".join(wrong[:SHOWN]) if wrong else good)
-
-
-@dataclass
-class _Cut:
-    """A loader's windows of `step` tokens."""
-
-    step: int
-    whole: int = 0
-    wrong: list[int] = field(default_factory=list)
-
-    def add(self, block: Block) -> None:
-        whole, wrong = cut(block, self.step)
-        self.whole += whole
-        self.wrong += wrong.tolist()
-
-
-def _cuts(arm: Arm, cuts: Sequence[_Cut]) -> Check:
-    promised = arm.bank.manifest.get("survivors", {})
-    wrong = []
-    for stride, one in zip(("T", "T+1"), cuts, strict=True):
-        if one.wrong:
-            wrong.append(f"in windows of {one.step} tokens a triple is not whole in example {one.wrong[0]}")
-        if one.whole != promised.get(stride):
-            wrong.append(f"windows of {one.step} tokens hold {one.whole:,} triples, the manifest says {promised.get(stride)}")
-    good = ", ".join(f"{one.whole:,} triples whole in windows of {one.step:,} tokens" for one in cuts)
-    return Check("windows", not wrong, "; ".join(wrong) if wrong else good)
 
 
 def _across(seen: Sequence[_Seen]) -> list[Check]:

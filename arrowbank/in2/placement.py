@@ -7,6 +7,7 @@ q + span − 1 away from the others.
 
 from __future__ import annotations
 
+from operator import length_hint
 from typing import NamedTuple
 
 import numpy as np
@@ -91,19 +92,19 @@ class Placement:
         near, ones = bytearray(n + width), b"\1" * width
         sites: list[int] = []
         while tried < limit:
-            words = stream.peek(2 * wanted)
-            used = len(words)
-            for at, word in enumerate(words, 1):
-                value = word >> shift
-                if value < n:
-                    tried += 1
-                    if not near[value + margin]:
-                        near[value : value + width] = ones
-                        sites.append(value + low)
-                        if len(sites) == wanted:
-                            used = at
-                            break
+            values = stream.peek(2 * wanted, shift)
+            left = iter(values)
+            for value in left:
+                if value < n and not near[value + margin]:
+                    near[value : value + width] = ones
+                    sites.append(value + low)
+                    if len(sites) == wanted:
+                        break
+            used = len(values) - length_hint(left)
             stream.skip(used)
+            if len(sites) == wanted and not tried:  # of so few draws none is one too many
+                return sorted(sites)
+            tried += sum(value < n for value in values[:used])
             if len(sites) == wanted and tried <= limit:
                 return sorted(sites)
         raise InputError(
@@ -134,8 +135,9 @@ class _Starts:
         self._margin, self._width = span - 1, 2 * span - 1
         self._near = b"\1" * self._width
         self._taken = bytearray(length + self._width)
+        taken, width, near = self._taken, self._width, self._near
         for site in sites:
-            self._taken[site : site + self._width] = self._near
+            taken[site : site + width] = near
 
     def take(self, starts: list[int]) -> list[int | None]:
         """Take each of `starts`; None for one that is not free."""

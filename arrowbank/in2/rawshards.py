@@ -1,32 +1,36 @@
 """The mirror of an arm, for loaders that know only raw shards: `in2c_train_00000.bin` … and a manifest with every triple's record.
 
 Both are made from the finished Arrow shards, a shard at a time; what the manifest counts is counted in the rows, never derived from
-the options.
+the options. Its records come first, an example a line; its other fields are the last line.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank import BankWriter
+from arrowbank.bank import Receipt
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.files import HashedFile
-from arrowbank.bank.manifest import shard_name
+from arrowbank.formats.windows import STRIDES, whole_in_a_window
 from arrowbank.in2.config import PAD_TAIL, In2Config
+from arrowbank.in2.following import FollowedWriter
 
 THREADS = 4
 RECORD = '{"needle_start": %d, "probe_start": %d, "answer_start": %d, "distance": %d, "csv_first": %d}'
+FIELDS = "], "  # what the last line begins with
 PLACES = ("needle_start", "probe_start", "answer_start", "distance")
 
 
@@ -54,7 +58,7 @@ class Counts:
     synthetic_tokens: int = 0
     decoys_placed: int = 0
     histogram: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    survivors: dict[str, int] = field(default_factory=lambda: {"T": 0, "T+1": 0})
+    survivors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STRIDES, 0))
 
     def add(self, batch: pa.RecordBatch, config: In2Config) -> None:
         """Count the rows of `batch`."""
@@ -90,57 +94,99 @@ def survive(
     begin, end = first + needles, first + answers + config.val_len - 1
     in_file = np.minimum(config.per_shard, config.examples - examples // config.per_shard * config.per_shard) * config.length
     return {
-        name: (begin // step == end // step) & ((begin // step + 1) * step <= in_file)
-        for name, step in (("T", config.length), ("T+1", config.length + 1))
+        name: whole_in_a_window(begin, end, in_file, read=step, step=step)
+        for name, step in zip(STRIDES, (config.length, config.length + 1), strict=True)
     }
-
-
-def arrow_shards(bank: BankWriter) -> list[Path]:
-    """The finished shards of a bank that is being built, in order."""
-    return [bank.folder / shard_name(index) for index in sorted(bank.done_shards)]
 
 
 def read_shard(path: Path) -> pa.RecordBatch:
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
 
 
-def count_rows(bank: BankWriter, config: In2Config) -> Counts:
-    """The counts of all finished shards."""
+def count_rows(bank: FollowedWriter, config: In2Config) -> Counts:
+    """The counts of all shards."""
     counts = Counts()
-    for path in arrow_shards(bank):
-        counts.add(read_shard(path), config)
+    for index in range(config.arrow_shards):
+        counts.add(read_shard(bank.wait_for(index)), config)
     return counts
 
 
-def write_raw_shards(
-    bank: BankWriter,
-    config: In2Config,
-    counts: Counts,
-    fillers: Sequence[dict[str, Any]],
-    report: Callable[[int], None],
-) -> None:
-    """Write the raw shards and their manifest from the finished shards of `bank`; files with a receipt are kept."""
-    paths, rows_a_shard = arrow_shards(bank), config.rows_a_shard
+class RawShards:
+    """Writes the raw shards and their manifest from the Arrow shards, while those are being made, in threads.
 
-    def raw(examples: range, file: HashedFile) -> None:
-        for number in range(examples.start // rows_a_shard, (examples.stop - 1) // rows_a_shard + 1):
-            ids = fixed_lists(read_shard(paths[number]).column("input_ids"))
-            low = number * rows_a_shard
-            part = ids[max(0, examples.start - low) : examples.stop - low]
+    Each file is published when all Arrow shards are there; files with a receipt are kept. As a context manager: leaving it by an
+    error ends the threads.
+    """
+
+    def __init__(self, bank: FollowedWriter, config: In2Config, fillers: Sequence[dict[str, Any]]) -> None:
+        self._bank, self._config, self._fillers = bank, config, fillers
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="raw-shards")
+        self._lock, self._done = threading.Lock(), 0
+        self._report: Callable[[int], None] | None = None
+        self._jobs: list[Future[Receipt]] = []
+
+    def __enter__(self) -> RawShards:
+        config = self._config
+        files: dict[str, Callable[[HashedFile], object]] = {manifest_name(config): self._write_manifest}
+        for name, rows in zip(raw_names(config), config.shard_examples, strict=True):
+            files[name] = partial(self._write_raw, rows)
+        for name, write in files.items():
+            self._jobs.append(self._pool.submit(self._bank.write_file, name, write))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._bank.abandon()
+        self._pool.shutdown(cancel_futures=error is not None)
+
+    def finish(self, report: Callable[[int], None]) -> None:
+        """Wait for all files. `report` gets the examples that have been written."""
+        with self._lock:
+            self._report = report
+            report(self._done)
+        for job in self._jobs:
+            job.result()
+
+    def _advance(self, examples: int) -> None:
+        with self._lock:
+            self._done += examples
+            if self._report:
+                self._report(examples)
+
+    def _write_raw(self, examples: range, file: HashedFile) -> None:
+        rows = self._config.rows_a_shard
+        for number in range(examples.start // rows, (examples.stop - 1) // rows + 1):
+            ids = fixed_lists(read_shard(self._bank.wait_for(number)).column("input_ids"))
+            part = ids[max(0, examples.start - number * rows) : examples.stop - number * rows]
             file.write(part)
-            report(len(part))
+            self._advance(len(part))
+        self._bank.wait_for_all(self._config.arrow_shards)
 
-    with ThreadPoolExecutor(THREADS) as pool:  # hashing and writing let other threads run
-        files = list(zip(raw_names(config), config.shard_examples, strict=True))
-        written = [pool.submit(bank.write_file, name, partial(raw, examples)) for name, examples in files]
-        records = pool.submit(bank.write_file, manifest_name(config), partial(_manifest, config, counts, fillers, paths))
-        shards = [job.result() for job in written]
-        records.result()
-    bank.save_progress(raw_shards=[{"name": one.name, "tokens": one.bytes // _width(config)} for one in shards])
+    def _write_manifest(self, file: HashedFile) -> None:
+        """The records first, an example a line; what they add up to is known, and stands, behind them."""
+        counts = Counts()
+        for number in range(self._config.arrow_shards):
+            batch = read_shard(self._bank.wait_for(number))
+            counts.add(batch, self._config)
+            lines = ",\n".join(record_lines(batch))
+            file.write(((",\n" if number else '{"records": [\n') + lines).encode())
+        self._bank.wait_for_all(self._config.arrow_shards)
+        said = {
+            **fields(self._config, counts),
+            "triples": counts.triples,
+            "survivors": counts.survivors,
+            "fillers": list(self._fillers),
+            "shards": shard_entries(self._config),
+        }
+        file.write(f"\n{FIELDS}{json.dumps(said)[1:]}\n".encode())
 
 
-def _width(config: In2Config) -> int:
-    return np.dtype(config.dtype).itemsize
+def shard_entries(config: In2Config) -> list[dict[str, Any]]:
+    """Name and tokens of each raw shard."""
+    return [
+        {"name": name, "tokens": len(examples) * config.length}
+        for name, examples in zip(raw_names(config), config.shard_examples, strict=True)
+    ]
 
 
 def fields(config: In2Config, counts: Counts) -> dict[str, Any]:
@@ -169,28 +215,6 @@ def fields(config: In2Config, counts: Counts) -> dict[str, Any]:
         "decoys_placed": counts.decoys_placed,
         "answer_start_hist": counts.answer_start_hist(),
     }
-
-
-def _manifest(
-    config: In2Config, counts: Counts, fillers: Sequence[dict[str, Any]], paths: Sequence[Path], file: HashedFile
-) -> None:
-    head = {
-        **fields(config, counts),
-        "triples": counts.triples,
-        "survivors": counts.survivors,
-        "fillers": list(fillers),
-        "shards": [
-            {"name": name, "tokens": len(examples) * config.length}
-            for name, examples in zip(raw_names(config), config.shard_examples, strict=True)
-        ],
-    }
-    file.write(json.dumps(head)[:-1].encode() + b', "records": [\n')
-    first = True
-    for path in paths:
-        lines = ",\n".join(record_lines(read_shard(path)))
-        file.write((lines if first else f",\n{lines}").encode())
-        first = False
-    file.write(b"\n]}\n")
 
 
 def record_lines(batch: pa.RecordBatch) -> Iterator[str]:

@@ -1,0 +1,231 @@
+"""Files of token ids as trainers' loaders read them, from the examples of an arm. Everything is little-endian.
+
+    raw           uint16 (or uint32), no header
+    llmc          llm.c, modded-nanogpt: 256 int32 ([0] = 20240520, [1] = 1, [2] = tokens), then uint16
+    nanogpt-npy   build-nanogpt: a one-dimensional uint16 array as np.save writes it
+    megatron      Megatron: .bin, and .idx with a document an example
+    nanotron      datatrove, nanotron: .ds of uint16, .ds.index of uint64 document ends in tokens, .ds.metadata
+
+`--stride` is the loader's step. Under T + 1 each example is followed by the token that comes next, so that windows of T + 1 tokens are
+examples again. `arrowbank.json` comes last: its presence means that the export is whole. It counts the triples that survive each cut.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank import Bank, open_bank
+from arrowbank.bank.columns import fixed_lists, list_values
+from arrowbank.bank.files import HashedFile, json_bytes, require_space
+from arrowbank.errors import InputError
+from arrowbank.formats.exported import CONVERTER, NOTE
+from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.windows import STRIDES, whole_in_a_window
+from arrowbank.progress import SILENT, Progress
+
+KIND = "in2"
+RAW_TOKENS = 100_000_000  # the loader behind the raw format ignores what is past it
+LLMC_HEADER = (20240520, 1)
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+MEGATRON_CODES = {"uint16": 8, "int32": 4}
+
+Ids = npt.NDArray[Any]
+Blocks = Callable[[], Iterator[Ids]]
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One shard to be written: `examples` rows of `width` ids each; `blocks()` gives them in pieces [n, width]."""
+
+    examples: int
+    width: int
+    dtype: str
+    blocks: Blocks
+
+    @property
+    def tokens(self) -> int:
+        return self.examples * self.width
+
+    def write_ids(self, file: HashedFile) -> None:
+        for block in self.blocks():
+            file.write(np.ascontiguousarray(block, self.dtype))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A loader's layout: the endings of its files and what writes each; the strides and dtypes that it knows, its own first."""
+
+    files: dict[str, Callable[[TokenFile, HashedFile], None]]
+    strides: tuple[str, ...] = STRIDES
+    dtypes: dict[str, str] | None = None  # the arm's → the file's; None: uint16 only
+    looks_ahead: bool = True  # reads a token past its step, for the labels
+
+
+def _llmc(shard: TokenFile, file: HashedFile) -> None:
+    header = np.zeros(256, "<i4")
+    header[:3] = *LLMC_HEADER, shard.tokens
+    file.write(header)
+    shard.write_ids(file)
+
+
+def _npy(shard: TokenFile, file: HashedFile) -> None:
+    header = {"descr": "<u2", "fortran_order": False, "shape": (shard.tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    shard.write_ids(file)
+
+
+def _megatron_index(shard: TokenFile, file: HashedFile) -> None:
+    count, bytes_each = shard.examples, shard.width * np.dtype(shard.dtype).itemsize
+    file.write(MEGATRON_MAGIC + struct.pack("<QBQQ", 1, MEGATRON_CODES[shard.dtype], count, count + 1))
+    file.write(np.full(count, shard.width, "<i4"))
+    file.write(np.arange(count, dtype="<i8") * bytes_each)
+    file.write(np.arange(count + 1, dtype="<i8"))
+
+
+def _document_ends(shard: TokenFile, file: HashedFile) -> None:
+    file.write(np.arange(1, shard.examples + 1, dtype="<u8") * np.uint64(shard.width))
+
+
+def _metadata(shard: TokenFile, file: HashedFile) -> None:
+    file.write(f"unknown|2\n{shard.tokens}\n{shard.tokens:,} tokens".encode())
+
+
+LAYOUTS: dict[str, Layout] = {
+    "raw": Layout({".bin": TokenFile.write_ids}, dtypes={"uint16": "uint16", "uint32": "uint32"}, looks_ahead=False),
+    "llmc": Layout({".bin": _llmc}),
+    "nanogpt-npy": Layout({".npy": _npy}),
+    "megatron": Layout(
+        {".bin": TokenFile.write_ids, ".idx": _megatron_index},
+        strides=("T",),
+        dtypes={"uint16": "uint16", "uint32": "int32"},
+    ),
+    "nanotron": Layout(
+        {".ds": TokenFile.write_ids, ".ds.index": _document_ends, ".ds.metadata": _metadata}, strides=("T+1", "T")
+    ),
+}
+OWNS = ("*.bin", "*.idx", "*.npy", "*.ds", "*.ds.index", "*.ds.metadata", NOTE)
+
+
+def export_tokens(
+    bank: str | Path,
+    out: str | Path,
+    *,
+    format: str,
+    stride: str | None = None,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Write the examples of the arm `bank` as `format` (one of LAYOUTS) to `out`; what `arrowbank.json` says.
+
+    `stride` is the loader's: "T" or "T+1" (None: the one that the format's loader has). Goes on where it stopped.
+
+    Raises InputError (no arm, a stride or ids that the format does not know), PlanMismatch, BankLocked, CorruptBank, DiskFull.
+    """
+    layout, opened = LAYOUTS[format], open_bank(bank)
+    stride = stride or layout.strides[0]
+    facts = opened.manifest
+    if opened.kind != KIND:
+        raise InputError(f"{bank}: a bank of {opened.kind}; {format} takes an arm that `arrowbank in2 build` has written.")
+    if stride not in layout.strides:
+        raise InputError(f"--stride {stride}: {format} knows {' and '.join(layout.strides)}.")
+    dtype = (layout.dtypes or {"uint16": "uint16"}).get(facts["dtype"])
+    if dtype is None:
+        raise InputError(f"{bank}: its ids are {facts['dtype']}, {format} holds uint16. Export as raw or megatron.")
+    shards = _shards(opened, stride, dtype)
+    if format == "raw" and (most := max(shard.tokens for shard in shards)) > RAW_TOKENS:
+        raise InputError(
+            f"{bank}: a shard would hold {most:,} tokens, a loader reads {RAW_TOKENS:,}. Build with more --shards."
+        )
+    recipe = {"format": format, "stride": stride, "rows": opened.content_digest, "shards": len(shards)}
+    with ExportFolder(out, recipe, owns=OWNS, last=NOTE, restart=restart) as folder:
+        if folder.complete:
+            progress.message(f"{folder.folder}: already complete, nothing to do")
+            return {"format": format, "complete": True}
+        opened.check_hashes()
+        require_space(folder.folder, sum(shard.tokens for shard in shards) * np.dtype(dtype).itemsize, "the export")
+        if layout.looks_ahead and len(shards) == 1 and facts["split"] == "train":
+            progress.message("one train shard: a loader that opens the next file early wants two. Build with --shards 2.")
+        with progress.phase("export", len(opened), unit="examples") as phase:
+            for index, shard in enumerate(shards):
+                for ending, write in layout.files.items():
+                    folder.write(_name(facts, index, ending), partial(write, shard))
+                phase.advance(shard.examples)
+        note = _note(opened, format, stride, shards) | {"plan": folder.mark}
+        folder.finish(json_bytes(note))
+        return note
+
+
+def _name(facts: dict[str, Any], index: int, ending: str) -> str:
+    return f"in2{facts['arm']}_{facts['split']}_{index:05d}{ending}"
+
+
+def _shards(bank: Bank, stride: str, dtype: str) -> list[TokenFile]:
+    """The files to be written: the same examples in each as in the arm's raw shards."""
+    examples, per_shard = len(bank), -(-len(bank) // bank.manifest["recipe"]["shards"])
+    width = bank.manifest["T"] + (stride == "T+1")
+    ranges = [range(start, min(start + per_shard, examples)) for start in range(0, examples, per_shard)]
+    return [TokenFile(len(rows), width, dtype, partial(_blocks, bank, rows, stride)) for rows in ranges]
+
+
+def _blocks(bank: Bank, rows: range, stride: str) -> Iterator[Ids]:
+    """The ids of `rows`, an Arrow shard at a time; under T+1 with the first id of the next example behind each (of the first behind
+    the last)."""
+    for index, batch in enumerate(bank.shards()):
+        low, high = int(bank.starts[index]), int(bank.starts[index + 1])
+        ids = fixed_lists(batch.column("input_ids"))
+        part = ids[max(0, rows.start - low) : max(0, rows.stop - low)]
+        if not len(part):
+            continue
+        if stride == "T+1":
+            after = fixed_lists(bank.shard((index + 1) % len(bank.shard_names)).column("input_ids"))[0, :1]
+            firsts = np.concatenate([ids[1:, 0], after])[max(0, rows.start - low) : min(rows.stop, high) - low]
+            part = np.concatenate([part, firsts[:, None]], axis=1)
+        yield part
+
+
+def _note(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dict[str, Any]:
+    facts, looks_ahead = bank.manifest, LAYOUTS[format].looks_ahead
+    length = facts["T"]
+    steps = {"T": length, "T+1": length + 1}
+    return {
+        "format": format,
+        "stride": stride,
+        "arm": facts["arm"],
+        "split": facts["split"],
+        "T": length,
+        "examples": len(bank),
+        "dtype": shards[0].dtype,
+        "shards": [
+            {"name": _name(facts, index, next(iter(LAYOUTS[format].files))), "examples": shard.examples, "tokens": shard.tokens}
+            for index, shard in enumerate(shards)
+        ],
+        "triples": facts["triples"],
+        "survivors": {
+            name: _survivors(bank, shards[0].width, shards[0].examples, length + 1 if looks_ahead else step, step)
+            for name, step in steps.items()
+        },
+        "source": facts["plan_digest"],
+        "converter": CONVERTER,
+    }
+
+
+def _survivors(bank: Bank, width: int, per_shard: int, read: int, step: int) -> int:
+    """The triples that windows of `read` tokens, `step` apart, hold whole, each file cut from its begin."""
+    span, count = bank.manifest["span"], 0
+    for index, batch in enumerate(bank.shards()):
+        needles, offsets = list_values(batch.column("needle_start"))
+        probes, _ = list_values(batch.column("probe_start"))
+        examples = np.repeat(np.arange(int(bank.starts[index]), int(bank.starts[index + 1])), np.diff(offsets))
+        first = examples % per_shard * width
+        in_file = np.minimum(per_shard, len(bank) - examples // per_shard * per_shard) * width
+        whole = whole_in_a_window(first + needles, first + probes + span - 1, in_file, read=read, step=step)
+        count += int(np.count_nonzero(whole))
+    return count
