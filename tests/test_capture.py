@@ -20,6 +20,7 @@ import arrowbank
 from arrowbank import CaptureConfig, ModelConfig, capture, open_targets, verify
 from arrowbank.bank.targets import needed_positions, open_target_bank
 from arrowbank.cli import main
+from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.models import describe, load_taps
 from arrowbank.models.loading import cpu_has_bfloat16
@@ -271,7 +272,7 @@ def test_the_path_of_a_gpu_gives_the_same_states(model: Path) -> None:
     config, cpu = ModelConfig(model=str(model), device="cpu"), torch.device("cpu")
     info = describe(config)
     reader = Rounded(load_taps_reader(config, info, cpu, LAYERS, "post"))
-    ahead = HiddenStates(DevicePasses(reader, info, cpu)).stream(SHAPES)
+    ahead = list(HiddenStates(DevicePasses(reader, info, cpu)).stream(SHAPES))
     for found, expected in zip(ahead, HiddenStates(CpuPasses(reader, info)).stream(SHAPES), strict=True):
         torch.testing.assert_close(found.float(), expected.float(), rtol=2**-6, atol=0.02)
 
@@ -396,6 +397,15 @@ def test_other_data_and_another_template_are_another_plan(config: CaptureConfig,
     with pytest.raises(PlanMismatch, match="data_sha256"):
         capture(config, tmp_path / "bank")
     assert capture(config, tmp_path / "bank", restart=True)["counts"]["kept"] > 0
+
+
+def test_a_template_that_writes_the_date_is_told(
+    model: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = Path(shutil.copytree(model, tmp_path / "model"))
+    (mine / "chat_template.jinja").write_text("{{ strftime_now('%Y') }} " + tiny.TAGGED_TEMPLATE)
+    capture(make(mine, chats), tmp_path / "bank", progress=progress_for(False))
+    assert "writes today's date into samples" in capsys.readouterr().err
 
 
 # sizes and refusals
