@@ -30,6 +30,7 @@ from arrowbank.engine.crew import Job
 from arrowbank.engine.here import run_here
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
+from arrowbank.models.quiet import quiet
 from arrowbank.models.taps import TapReader
 from arrowbank.plan import batches, gather
 from arrowbank.targets.captured import CaptureJob, ShardCapturer
@@ -59,7 +60,8 @@ def save_model(folder: Path, dtype: torch.dtype) -> None:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
+    with quiet():
+        Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
 
 
 def write_rows(path: Path, count: int) -> None:

@@ -268,6 +268,23 @@ def test_bits_depend_neither_on_the_threads_nor_on_the_stream(model: Path, dtype
     assert SHAPES[2].size > PASS_TOKENS  # several passes, on several threads' copies of the modules
 
 
+def test_a_stream_may_be_left(model: Path) -> None:
+    """No more batches are drawn than keep the threads at work, and the threads' setting is put back."""
+    drawn: list[int] = []
+
+    def draw() -> Iterator[np.ndarray]:
+        for number in range(100):
+            drawn.append(number)
+            yield SHAPES[2]  # three passes
+
+    before = torch.get_num_threads()
+    stream = load_taps(ModelConfig(model=str(model), device="cpu"), LAYERS, "post").stream(draw())
+    next(stream)
+    assert len(drawn) <= 3 + before
+    stream.close()  # type: ignore[attr-defined]
+    assert torch.get_num_threads() == before
+
+
 def test_the_path_of_a_gpu_gives_the_same_states(model: Path) -> None:
     config, cpu = ModelConfig(model=str(model), device="cpu"), torch.device("cpu")
     info = describe(config)
