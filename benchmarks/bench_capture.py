@@ -41,7 +41,8 @@ SEQUENCES = 96
 LENGTHS = (64, 128, 192, 256, 384, 512)
 LAYERS = (1, 5, 9)
 GOAL = 0.90
-TURNS = 3
+TURNS = 4
+SHARD_BYTES = 1 << 26  # smaller than by default, so that a short run, too, writes a shard while it makes the next
 
 
 def save_model(folder: Path, dtype: torch.dtype) -> None:
@@ -120,7 +121,7 @@ def run(count: int = SEQUENCES) -> list[dict[str, Any]]:
         save_model(folder / "model", dtype)
         write_rows(folder / "rows.jsonl", count)
         model = ModelConfig(model=str(folder / "model"), device="cpu")
-        config = CaptureConfig(model=model, data=folder / "rows.jsonl", target_layer_ids=LAYERS)
+        config = CaptureConfig(model=model, data=folder / "rows.jsonl", target_layer_ids=LAYERS, max_shard_bytes=SHARD_BYTES)
         plan = CapturePlan(config)
         rows, _ = prepare(folder / "work", "0" * 16, plan.maker())
         job = CaptureJob(
