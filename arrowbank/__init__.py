@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.gate import verify_in2
     from arrowbank.in2.probes import ProbesConfig, build_probes
+    from arrowbank.in2.scoring import ScoreConfig, score_probes
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.targets.capturing import CaptureConfig, capture
@@ -53,6 +54,7 @@ _HOME = {
     "ProbesConfig": "in2.probes",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
+    "ScoreConfig": "in2.scoring",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "build": "building",
@@ -69,6 +71,7 @@ _HOME = {
     "open_bank": "bank",
     "open_targets": "trainer",
     "scan": "corpus.scan",
+    "score_probes": "in2.scoring",
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
     "verify_in2": "in2.gate",
@@ -92,6 +95,7 @@ __all__ = [
     "ProbesConfig",
     "RunOptions",
     "ScanConfig",
+    "ScoreConfig",
     "TargetDataset",
     "TokenizeConfig",
     "build",
@@ -108,6 +112,7 @@ __all__ = [
     "open_bank",
     "open_targets",
     "scan",
+    "score_probes",
     "tokenize",
     "verify",
     "verify_in2",

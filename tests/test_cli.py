@@ -38,6 +38,7 @@ CONTRACT = {
     "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split shards align "
     "unique-keys no-mirror dtype tokenizer restart",
     "in2 verify": "filler unique-keys",
+    "in2 score": "model out",
     "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
 }
 

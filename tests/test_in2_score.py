@@ -16,7 +16,7 @@ from arrowbank.cli import main
 from arrowbank.errors import InputError, PlanMismatch
 from arrowbank.in2.probes import ABSENT, NEEDLE, NULL, ProbesConfig, build_probes
 from arrowbank.in2.reach import Trials, curve
-from arrowbank.in2.scoring import ScoreConfig, score
+from arrowbank.in2.scoring import ScoreConfig, score_probes
 from arrowbank.models import ModelConfig
 from tests import tiny
 from tests.kill import kill_at, tree_bytes
@@ -95,7 +95,7 @@ def test_the_likelihoods_are_those_of_transformers(probes: Path, tiny_qwen3: Pat
     from transformers import AutoModelForCausalLM
 
     config = ScoreConfig(models=(ModelConfig(model=str(tiny_qwen3), device="cpu"),), token_budget=500)
-    found = score(config, probes, tmp_path / "scores").curves[str(tiny_qwen3)]
+    found = score_probes(config, probes, tmp_path / "scores").curves[str(tiny_qwen3)]
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_qwen3)
     rows = open_bank(probes).dataset.with_format("numpy")
     nll: dict[tuple[str, float, int], list[float]] = {}
@@ -142,15 +142,15 @@ def test_several_models_in_one_table_and_one_plot(
     assert main(argv) == 0
     assert tree_bytes(out) == before
     with pytest.raises(PlanMismatch, match="holds another export"):
-        score(ScoreConfig(models=(ModelConfig(model=str(other_model)),)), probes, out)
+        score_probes(ScoreConfig(models=(ModelConfig(model=str(other_model)),)), probes, out)
 
 
 def test_a_killed_run_goes_on_with_the_next_model(probes: Path, tiny_qwen3: Path, other_model: Path, tmp_path: Path) -> None:
     models = tuple(ModelConfig(model=str(model), device="cpu") for model in (tiny_qwen3, other_model))
     config = ScoreConfig(models=models, plot=False)
-    score(config, probes, tmp_path / "whole")
-    assert kill_at(12, score, config, probes, tmp_path / "out").killed
-    score(config, probes, tmp_path / "out")
+    score_probes(config, probes, tmp_path / "whole")
+    assert kill_at(12, score_probes, config, probes, tmp_path / "out").killed
+    score_probes(config, probes, tmp_path / "out")
     assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "whole")
 
 
@@ -158,14 +158,14 @@ def test_what_cannot_be_scored(probes: Path, tiny_qwen3: Path, tiny_bert: Path, 
     with pytest.raises(InputError, match="each once"):
         ScoreConfig(models=())
     with pytest.raises(InputError, match="a bank of texts, expected in2-probes"):
-        score(
+        score_probes(
             ScoreConfig(models=(ModelConfig(model=str(tiny_qwen3)),)),
             tiny.save_texts_bank(tmp_path / "texts", ["a"]),
             tmp_path / "x",
         )
     with pytest.raises(InputError, match="no LM head"):
-        score(ScoreConfig(models=(ModelConfig(model=str(tiny_bert)),), plot=False), probes, tmp_path / "bert")
+        score_probes(ScoreConfig(models=(ModelConfig(model=str(tiny_bert)),), plot=False), probes, tmp_path / "bert")
     np.full(5000, 600, np.uint16).tofile(tmp_path / "filler_0.bin")
     build_probes(ProbesConfig(length=100, key_len=2, val_len=3), [tmp_path / "filler_0.bin"], tmp_path / "probes")
     with pytest.raises(InputError, match=r"token id 600, but model .* has a vocabulary of 512"):
-        score(ScoreConfig(models=(ModelConfig(model=str(tiny_qwen3)),), plot=False), tmp_path / "probes", tmp_path / "y")
+        score_probes(ScoreConfig(models=(ModelConfig(model=str(tiny_qwen3)),), plot=False), tmp_path / "probes", tmp_path / "y")

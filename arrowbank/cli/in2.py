@@ -178,7 +178,7 @@ def score(
     Example: arrowbank in2 score probes --model runs/arm_b --model runs/arm_c --out scores
     """
     from arrowbank.in2.scoring import ScoreConfig, lines
-    from arrowbank.in2.scoring import score as run
+    from arrowbank.in2.scoring import score_probes as run
     from arrowbank.models import ModelConfig
 
     models = tuple(

@@ -62,7 +62,7 @@ class Scores:
     folder: Path
 
 
-def score(
+def score_probes(
     config: ScoreConfig, probes: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Scores:
     """Score the trials in `probes` with every model, and write scores.csv, scores.json and (`plot`) scores.png and .svg to `out`.
