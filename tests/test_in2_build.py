@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowbank import In2Config, build_in2, open_bank
+from arrowbank import In2Config, build_in2, open_bank, verify_in2
 from arrowbank.bank import BankWriter
 from arrowbank.bank.verify import verify
 from arrowbank.cli import main
@@ -134,6 +134,25 @@ def test_the_mirror_can_be_left_out(tmp_path: Path) -> None:
     assert len(open_bank(out)) == 7
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_example_without_a_place_ends_the_build_and_not_in_a_hang(workers: int, tmp_path: Path) -> None:
+    filler = arms.save_filler(tmp_path / "filler.bin")
+    config = arms.small(length=91, examples=40, min_distance=0, shard_tokens=3 * 91)  # examples 18 and 37 have no room
+    with pytest.raises(arms.NoPlace):
+        arms.as_written(config, [np.fromfile(filler, "<u2")], 18)
+    with pytest.raises(InputError, match=r"example (18|37): .*Give fewer --triples"):
+        build_in2(config, [filler], tmp_path / "arm", workers=workers)
+    assert (tmp_path / "arm" / "data-00000.arrow").exists()
+    assert not list((tmp_path / "arm").glob("in2*"))
+    assert not (tmp_path / "arm" / "state.json").exists()
+
+
+def test_a_big_endian_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.byteorder", "big")
+    with pytest.raises(InputError, match="this machine is big-endian"):
+        arms.small()
+
+
 # fillers
 
 
@@ -192,6 +211,7 @@ def test_a_large_vocabulary_needs_uint32_and_gets_it(tmp_path: Path) -> None:
     config = arms.small(vocab=100_000, dtype="uint32")
     manifest = build_in2(config, [tmp_path / "large.npy"], tmp_path / "arm")
     assert manifest["dtype"] == "uint32"
+    assert all(check.ok for check in verify_in2([tmp_path / "arm"]))
     wanted = [arms.as_written(config, [ids], example).tokens for example in range(config.examples)]
     assert np.array_equal(raw(tmp_path / "arm", config), np.array(wanted))
 
