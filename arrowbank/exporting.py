@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from arrowbank.bank.targets import SelectedRows, TargetRows, manifest_of, open_target_bank
+from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_target_bank
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tokenshards
 from arrowbank.formats.exported import Format
@@ -111,4 +109,4 @@ def _vouched(bank: TargetRows, config: ExportConfig) -> TargetRows:
             f"{bank.place}: nobody said whether its last hidden states are after or before the final norm. Find out with "
             "`arrowbank targets verify --model M`, then give --assume-norm post or pre."
         )
-    return SelectedRows(bank, replace(facts, last_hidden_norm=norm, codec="bf16"), np.arange(len(bank.lengths)))
+    return RowsView(bank, replace(facts, last_hidden_norm=norm, codec="bf16"))

@@ -30,6 +30,7 @@ from arrowbank.engine.crew import Job
 from arrowbank.engine.here import run_here
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
+from arrowbank.models.quiet import quiet
 from arrowbank.models.taps import TapReader
 from arrowbank.plan import batches, gather
 from arrowbank.targets.captured import CaptureJob, ShardCapturer
@@ -40,7 +41,8 @@ SEQUENCES = 96
 LENGTHS = (64, 128, 192, 256, 384, 512)
 LAYERS = (1, 5, 9)
 GOAL = 0.90
-TURNS = 3
+TURNS = 4
+SHARD_BYTES = 1 << 26  # smaller than by default, so that a short run, too, writes a shard while it makes the next
 
 
 def save_model(folder: Path, dtype: torch.dtype) -> None:
@@ -59,7 +61,8 @@ def save_model(folder: Path, dtype: torch.dtype) -> None:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
+    with quiet():
+        Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
 
 
 def write_rows(path: Path, count: int) -> None:
@@ -118,7 +121,7 @@ def run(count: int = SEQUENCES) -> list[dict[str, Any]]:
         save_model(folder / "model", dtype)
         write_rows(folder / "rows.jsonl", count)
         model = ModelConfig(model=str(folder / "model"), device="cpu")
-        config = CaptureConfig(model=model, data=folder / "rows.jsonl", target_layer_ids=LAYERS)
+        config = CaptureConfig(model=model, data=folder / "rows.jsonl", target_layer_ids=LAYERS, max_shard_bytes=SHARD_BYTES)
         plan = CapturePlan(config)
         rows, _ = prepare(folder / "work", "0" * 16, plan.maker())
         job = CaptureJob(

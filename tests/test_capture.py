@@ -15,16 +15,18 @@ import pytest
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
+from transformers.modeling_outputs import BaseModelOutput
 
 import arrowbank
 from arrowbank import CaptureConfig, ModelConfig, capture, open_targets, verify
 from arrowbank.bank.targets import needed_positions, open_target_bank
 from arrowbank.cli import main
-from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
+from arrowbank.cli.show import progress_for
+from arrowbank.errors import ArrowbankError, BadVector, CorruptBank, DiskFull, InputError, PlanMismatch
 from arrowbank.models import describe, load_taps
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import PASS_TOKENS, CpuPasses, DevicePasses
-from arrowbank.models.taps import HiddenStates, Rounded, load_taps_reader
+from arrowbank.models.taps import HiddenStates, Rounded, TapReader, load_taps_reader
 from arrowbank.plan import BatchRules
 from arrowbank.targets.capturing import estimate_capture
 from tests import tiny
@@ -267,11 +269,28 @@ def test_bits_depend_neither_on_the_threads_nor_on_the_stream(model: Path, dtype
     assert SHAPES[2].size > PASS_TOKENS  # several passes, on several threads' copies of the modules
 
 
+def test_a_stream_may_be_left(model: Path) -> None:
+    """No more batches are drawn than keep the threads at work, and the threads' setting is put back."""
+    drawn: list[int] = []
+
+    def draw() -> Iterator[np.ndarray]:
+        for number in range(100):
+            drawn.append(number)
+            yield SHAPES[2]  # three passes
+
+    before = torch.get_num_threads()
+    stream = load_taps(ModelConfig(model=str(model), device="cpu"), LAYERS, "post").stream(draw())
+    next(stream)
+    assert len(drawn) <= 3 + before
+    stream.close()  # type: ignore[attr-defined]
+    assert torch.get_num_threads() == before
+
+
 def test_the_path_of_a_gpu_gives_the_same_states(model: Path) -> None:
     config, cpu = ModelConfig(model=str(model), device="cpu"), torch.device("cpu")
     info = describe(config)
     reader = Rounded(load_taps_reader(config, info, cpu, LAYERS, "post"))
-    ahead = HiddenStates(DevicePasses(reader, info, cpu)).stream(SHAPES)
+    ahead = list(HiddenStates(DevicePasses(reader, info, cpu)).stream(SHAPES))
     for found, expected in zip(ahead, HiddenStates(CpuPasses(reader, info)).stream(SHAPES), strict=True):
         torch.testing.assert_close(found.float(), expected.float(), rtol=2**-6, atol=0.02)
 
@@ -316,6 +335,53 @@ def test_a_model_that_counts_its_layers_otherwise_cannot_be_tapped(tmp_path: Pat
     config = save(tf.MambaForCausalLM(tf.MambaConfig(vocab_size=256, hidden_size=32, num_hidden_layers=3)), tmp_path)
     with pytest.raises(InputError, match=r"this model cannot be tapped: .* hidden_states\[0\]"):
         load_taps(config, (0,), "post")
+
+
+class Decoder(torch.nn.Module):
+    """A model of one's own, as `trust_remote_code` may bring it: three blocks, run in the order `runs`."""
+
+    def __init__(self, runs: Sequence[int] = (0, 1, 2), width: int = 32, functional_norm: bool = False) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(512, width)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
+        self.norm = torch.nn.LayerNorm(width)
+        self.runs, self.functional_norm = runs, functional_norm
+
+    def forward(self, input_ids: torch.Tensor, output_hidden_states: bool = False) -> BaseModelOutput:
+        hidden = self.embed(input_ids)
+        states = [hidden]
+        for run in self.runs:
+            hidden = self.blocks[run](hidden)
+            states.append(hidden)
+        last = torch.nn.functional.normalize(hidden) if self.functional_norm else self.norm(hidden)
+        return BaseModelOutput(last_hidden_state=last, hidden_states=(*states[:3], last) if output_hidden_states else None)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "layers", "norm", "expected"),
+    [
+        (Decoder(), (0, 2), "pre", None),
+        (Decoder(runs=(0, 1)), (0,), "post", "it does not run all of its blocks"),
+        (Decoder(runs=(0, 1, 1, 2)), (0,), "post", "it runs a block more than once"),
+        (Decoder(runs=(0, 2, 1)), (0,), "post", r"what block 1 puts out is not what transformers gives as hidden_states\[2\]"),
+        (Decoder(width=48), (0,), "post", r"its blocks pass on \(1, 5, 48\), not hidden states of shape \(1, 5, 32\)"),
+        (Decoder(functional_norm=True), (0, 1), "post", None),
+        (Decoder(functional_norm=True), (0, 1), "pre", "no module of its own leads from what its last block puts out"),
+        (Decoder(functional_norm=True), (0, 2), "post", "no module of its own leads from what its last block puts out"),
+    ],
+)
+def test_only_what_is_proved_is_tapped(
+    model: Path, decoder: Decoder, layers: tuple[int, ...], norm: str, expected: str | None
+) -> None:
+    info = describe(ModelConfig(model=str(model), device="cpu"))
+    if expected is not None:
+        with pytest.raises(InputError, match=f"this model cannot be tapped: {expected}"):
+            TapReader(decoder, info, torch.device("cpu"), layers, norm)
+        return
+    with torch.inference_mode():
+        found = TapReader(decoder, info, torch.device("cpu"), layers, norm)(torch.arange(6)[None])
+        assert torch.equal(found[:, :, 0], decoder.blocks[0](decoder.embed(torch.arange(6)[None])))
+    assert found.shape == (1, 6, 3, 32)
 
 
 # the same bytes, however it is made
@@ -398,6 +464,30 @@ def test_other_data_and_another_template_are_another_plan(config: CaptureConfig,
     assert capture(config, tmp_path / "bank", restart=True)["counts"]["kept"] > 0
 
 
+def test_a_template_that_writes_the_date_is_told(
+    model: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = Path(shutil.copytree(model, tmp_path / "model"))
+    (mine / "chat_template.jinja").write_text("{{ strftime_now('%Y') }} " + tiny.TAGGED_TEMPLATE)
+    capture(make(mine, chats), tmp_path / "bank", progress=progress_for(False))
+    assert "writes today's date into samples" in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_made_again_are_not_mixed(model: Path, chats: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(model, tmp_path / "model"))
+    (mine / "chat_template.jinja").write_text("{{ strftime_now('%f') }} " + tiny.TAGGED_TEMPLATE)
+    config, out, moment = make(mine, chats), tmp_path / "bank", 0
+    while not list(out.glob("journal/work/rows-*.json")):
+        shutil.rmtree(out, ignore_errors=True)
+        moment += 2
+        assert kill_at(moment, capture, config, out).killed
+    (rows,) = out.glob("journal/work/rows-*.arrow")
+    rows.write_bytes(b"")
+    with pytest.raises(CorruptBank, match="do not give the same tokens again"):
+        capture(config, out)
+    assert capture(config, out, restart=True)["complete"]
+
+
 # sizes and refusals
 
 
@@ -418,6 +508,17 @@ def test_a_budget_is_kept_before_any_pass(config: CaptureConfig, tmp_path: Path)
         capture(dataclasses.replace(config, budget_bytes=10_000), tmp_path / "bank")
     assert not list((tmp_path / "bank").glob("data-*"))
     assert not estimate_capture(dataclasses.replace(config, budget_bytes=10_000), tmp_path).fits
+
+
+def test_a_disk_without_room_is_told_before_any_pass(
+    config: CaptureConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
+    with pytest.raises(DiskFull, match=r"the target bank takes \d+\.\d kB, the disk has 10\.0 kB free"):
+        capture(config, tmp_path / "bank")
+    assert not list((tmp_path / "bank").glob("data-*"))
+    assert not estimate_capture(config, tmp_path).fits
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,10 @@ class Journal:
         for path in self.folder.glob("*.json"):
             path.unlink()
 
+    def is_empty(self) -> bool:
+        """Whether there is no receipt of any plan."""
+        return not any(self.folder.glob("*.json"))
+
     def has_others(self) -> bool:
         """Whether there are receipts of another plan."""
         return any(read_json(path)["plan_digest"] != self.plan_digest for path in self.folder.glob("*.json"))

@@ -7,7 +7,7 @@ everything that takes them (a bank, a trainer's cache, a proof) is given one. Hi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,28 +107,30 @@ class TargetRows(Protocol):
 
 
 @dataclass(frozen=True)
-class SelectedRows:
-    """Some rows of others, in the order given, under other facts where those say more (a norm that the user vouches for, say)."""
+class RowsView:
+    """Other rows seen in another way: some of them in the order given (None: all), under other facts, each sample through `seen`."""
 
     rows: TargetRows
     facts: TargetFacts
-    selected: npt.NDArray[np.int64]
+    selected: npt.NDArray[np.int64] | None = None
+    seen: Callable[[TargetSample], TargetSample] = lambda sample: sample
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        return self.rows.lengths[self.selected]
+        return self.rows.lengths if self.selected is None else self.rows.lengths[self.selected]
 
     @property
     def digest(self) -> str:
-        chosen = [self.rows.digest, *self.selected.tolist()]
-        return hashlib.sha256(canonical_json(chosen)).hexdigest()
+        if self.selected is None:
+            return self.rows.digest
+        return hashlib.sha256(canonical_json([self.rows.digest, *self.selected.tolist()])).hexdigest()
 
     @property
     def place(self) -> str:
         return self.rows.place
 
     def read(self, row: int) -> TargetSample:
-        return self.rows.read(int(self.selected[row]))
+        return self.seen(self.rows.read(row if self.selected is None else int(self.selected[row])))
 
 
 def needed_positions(loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:

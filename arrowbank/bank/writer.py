@@ -154,7 +154,7 @@ class BankWriter:
         if self._worker is None:
             self._journal.sweep()
         found = read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
-        if found is not None and self._restart:
+        if found is not None and (self._restart or self._is_another_plan_without_work(found)):
             self._clear(found)
             found = None
         if found is not None:
@@ -166,6 +166,11 @@ class BankWriter:
             self.receipts = self._journal.read(deep=self._worker is None, redo=self._redo)
         if not self.committed:
             self.save_progress()
+
+    def _is_another_plan_without_work(self, found: Manifest) -> bool:
+        """Whether an earlier run of another plan ended before it had finished anything: there is nothing to lose."""
+        another = found.get("plan_digest") != self.plan_digest
+        return another and self._worker is None and not (self.folder / STATE).exists() and self._journal.is_empty()
 
     def _refuse_other_plans(self, found: Manifest) -> None:
         if found.get("plan_digest") == self.plan_digest:

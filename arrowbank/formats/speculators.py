@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import list_column, list_values, number_column
 from arrowbank.bank.files import HashedFile, json_bytes, require_space
 from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, read_json
-from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample
+from arrowbank.bank.targets import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
 from arrowbank.formats.exported import NOTE, Format, finish_with_note, save_torch, write_samples
@@ -47,33 +47,13 @@ def hidden_file(row: int) -> str:
     return f"{HIDDEN}/hs_{row}.safetensors"
 
 
-@dataclass(frozen=True)
-class _FinalBlockLast:
+def _final_block_last(rows: TargetRows) -> TargetRows:
     """Rows whose highest tap is the final block's output: it is the last hidden state before the norm, and a tap no more."""
-
-    rows: TargetRows
-
-    @property
-    def facts(self) -> TargetFacts:
-        facts = self.rows.facts
-        ids = (facts.target_layer_ids or ())[:-1]
-        return replace(facts, target_layer_ids=ids, layers=len(ids), last_hidden_norm=NORM)
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        return self.rows.lengths
-
-    @property
-    def digest(self) -> str:
-        return self.rows.digest
-
-    @property
-    def place(self) -> str:
-        return self.rows.place
-
-    def read(self, row: int) -> TargetSample:
-        sample, width = self.rows.read(row), self.rows.facts.hidden_size
-        return replace(sample, taps=sample.taps[:, :-width], last=sample.taps[:, -width:])
+    ids, width = (rows.facts.target_layer_ids or ())[:-1], rows.facts.hidden_size
+    facts = replace(rows.facts, target_layer_ids=ids, layers=len(ids), last_hidden_norm=NORM)
+    return RowsView(
+        rows, facts, seen=lambda sample: replace(sample, taps=sample.taps[:, :-width], last=sample.taps[:, -width:])
+    )
 
 
 def _before_the_norm(rows: TargetRows) -> TargetRows:
@@ -82,7 +62,7 @@ def _before_the_norm(rows: TargetRows) -> TargetRows:
         return rows
     final = None if facts.num_hidden_layers is None else facts.num_hidden_layers - 1
     if facts.layers > 1 and facts.target_layer_ids and facts.target_layer_ids[-1] == final:
-        return _FinalBlockLast(rows)
+        return _final_block_last(rows)
     which = "the model's last one, whose number the bank does not know" if final is None else f"the last one, {final}"
     raise InputError(
         f"{rows.place}: its last hidden states are {facts.last_hidden_norm} (after the final norm), speculators holds what the final "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -18,7 +18,7 @@ def in_flight(
     *,
     ahead: int,
     cancel: Callable[[Ticket], object] = lambda ticket: None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """`finish(start(item))` for each item, in order, with the next `ahead` items started before one is waited for.
 
     Tickets that are left when the iteration ends early, by an error or by close(), go to `cancel`.

@@ -14,10 +14,12 @@ from __future__ import annotations
 import copy
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,21 +91,27 @@ class CpuPasses(Passes):
         self._pool = ThreadPoolExecutor(self._threads, "pass", initializer=torch.set_num_threads, initargs=(1,))
 
     def stream(self, batches: Iterable[Ids]) -> Iterator[torch.Tensor]:
-        with _one_thread_an_operation():
-            yield from in_flight(batches, self._start, self._finish, ahead=self._threads + 1, cancel=self._cancel)
+        counts: deque[int] = deque()  # how many passes make each batch that is on its way
 
-    def _start(self, input_ids_NT: Ids) -> list[Future[torch.Tensor]]:
+        def passes() -> Iterator[Ids]:
+            for batch in batches:
+                parts = self._split(batch)
+                counts.append(len(parts))
+                yield from parts
+
+        # passes ahead, not batches: results wait, and some are large
+        results = in_flight(passes(), self._start, Future.result, ahead=self._threads + 1, cancel=Future.cancel)
+        with _one_thread_an_operation(), closing(results):
+            for first in results:
+                yield torch.cat([first, *islice(results, counts.popleft() - 1)])
+
+    def _split(self, input_ids_NT: Ids) -> list[Ids]:
         self._check(input_ids_NT)
         rows, length = input_ids_NT.shape
-        passes = -(-rows // max(1, PASS_TOKENS // length))
-        return [self._pool.submit(self._pass, part) for part in np.array_split(input_ids_NT, passes)]
+        return np.array_split(input_ids_NT, -(-rows // max(1, PASS_TOKENS // length)))
 
-    def _finish(self, passes: list[Future[torch.Tensor]]) -> torch.Tensor:
-        return torch.cat([done.result() for done in passes])
-
-    def _cancel(self, passes: list[Future[torch.Tensor]]) -> None:
-        for waiting in passes:
-            waiting.cancel()
+    def _start(self, input_ids_NT: Ids) -> Future[torch.Tensor]:
+        return self._pool.submit(self._pass, input_ids_NT)
 
     def _pass(self, input_ids_NT: Ids) -> torch.Tensor:
         module: nn.Module | None = getattr(self._mine, "module", None)

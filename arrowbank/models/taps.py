@@ -76,7 +76,8 @@ class TapReader(nn.Module):
     """(N, T) int64 ids → (N, T, L + 1, H) in the model's dtype: what blocks `layers` put out, then the last hidden states.
 
     Layer −1 is the embeddings, that is what goes into block 0. `norm` is "post" for last hidden states after the model's final
-    norm, "pre" for those before it, what the last block puts out. Making one runs a pass over a few tokens for the proof;
+    norm, "pre" for those before it, what the last block puts out. `final_norm` is the module that leads from these to those,
+    where there is one of its own. Making one runs a pass over a few tokens for the proof;
     raises InputError where the model cannot be tapped.
     """
 
@@ -86,6 +87,7 @@ class TapReader(nn.Module):
         self.layers = tuple(layers)
         self.norm = norm
         self._info = info
+        self.final_norm: nn.Module | None = None
         self._arguments: dict[str, Any] = {}
         if "use_cache" in inspect.signature(model.forward).parameters:
             self._arguments["use_cache"] = False
@@ -141,7 +143,8 @@ class TapReader(nn.Module):
         if not _same(found[:, :, -1], states[-1]):
             raise self._refusal("its last hidden state is not the last one that transformers gives")
         uses_last_block = self.norm == "pre" or count - 1 in self.layers
-        if uses_last_block and not norms.lead(found[:, :, count], found[:, :, -1]):
+        self.final_norm = norms.leading(found[:, :, count], found[:, :, -1])
+        if uses_last_block and self.final_norm is None:
             raise self._refusal(
                 "no module of its own leads from what its last block puts out to its last hidden states, so that nothing proves "
                 "the former; leave that block out, and give --last-hidden-norm post"
@@ -194,16 +197,18 @@ class _Norms:
         named = {**dict(model.named_children()), **{f".{name}": child for name, child in beside.named_children()}}
         blocks = model.get_submodule(blocks_name)
         watched = {id(child): child for name, child in named.items() if child is not blocks and name not in on_the_way}
-        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._seen: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
         self._handles = [module.register_forward_hook(self._note) for module in watched.values()]
 
-    def _note(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _note(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor):
-            self._seen.append((args[0].clone(), output.clone()))
+            self._seen.append((module, args[0].clone(), output.clone()))
 
-    def lead(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether one of them made `after` of `before`, or nothing lies between the two."""
-        return _same(before, after) or any(_same(before, given) and _same(after, made) for given, made in self._seen)
+    def leading(self, before: torch.Tensor, after: torch.Tensor) -> nn.Module | None:
+        """The one that made `after` of `before` (an Identity, where nothing lies between the two), or None."""
+        if _same(before, after):
+            return nn.Identity()
+        return next((module for module, given, made in self._seen if _same(before, given) and _same(after, made)), None)
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,29 +65,34 @@ class ShardCapturer:
 
         Raises BadVector for hidden states that are NaN or Inf.
         """
-        rows = self._capture(shard, report)
-        source = ShardSource(rows, Shard(shard.index, 0, shard.rows), self.job.facts, keep_nonfinite=False)
-        batch = filled(source.batch, source.promises)
+        facts = self.job.facts
+        rows = CapturedRows(facts, *self._rows.of(shard), place=self.job.info.model)
+        source = ShardSource(rows, Shard(shard.index, 0, shard.rows), facts, keep_nonfinite=False)
+        batch, tokens = source.batch, len(rows.input_ids)
+        if facts.codec == "bf16" and facts.spans == "all":  # straight into the columns' memory
+            rows.taps, rows.last = (promise.reserved.reshape(tokens, -1) for promise in source.promises)
+            self._capture(rows, report)
+        else:
+            rows.taps = np.empty((tokens, facts.layers * facts.hidden_size), np.uint16)
+            rows.last = np.empty((tokens, facts.hidden_size), np.uint16)
+            self._capture(rows, report)
+            filled(batch, source.promises)
         publish_tally(self.job.tallies, shard.index, source.tally)
         return batch
 
-    def _capture(self, shard: Shard, report: Report) -> CapturedRows:
-        names, ids, mask, offsets = self._rows.of(shard)
-        facts = self.job.facts
-        taps = np.empty((len(ids), facts.layers * facts.hidden_size), np.uint16)
-        last = np.empty((len(ids), facts.hidden_size), np.uint16)
-        plan = list(batches(np.diff(offsets), self.job.rules))
-        streamed = self.states.stream(gather(ids, offsets, batch) for batch in plan)
+    def _capture(self, rows: CapturedRows, report: Report) -> None:
+        """Fill `rows` with their hidden states."""
+        plan = list(batches(np.diff(rows.offsets), self.job.rules))
+        streamed = self.states.stream(gather(rows.input_ids, rows.offsets, batch) for batch in plan)
         for batch, states in zip(plan, streamed, strict=True):
             bits = states.view(torch.int16).numpy().view(np.uint16)
             if not all_finite(bits):
-                self._refuse([names[row] for row in batch.rows], bits)
+                self._refuse([rows.names[row] for row in batch.rows], bits)
             for row, hidden in zip(batch.rows, bits, strict=True):
-                tokens = slice(int(offsets[row]), int(offsets[row + 1]))
-                taps[tokens] = hidden[:, :-1].reshape(batch.length, -1)
-                last[tokens] = hidden[:, -1]
+                tokens = slice(int(rows.offsets[row]), int(rows.offsets[row + 1]))
+                rows.taps[tokens] = hidden[:, :-1].reshape(batch.length, -1)
+                rows.last[tokens] = hidden[:, -1]
             report(len(batch.rows) * batch.length)
-        return CapturedRows(facts, names, ids, mask, offsets, taps, last, place=self.job.info.model)
 
     def _refuse(self, names: Sequence[str], bits: Bits) -> None:
         row = next(at for at in range(len(bits)) if not all_finite(bits[at]))
@@ -101,18 +106,18 @@ class ShardCapturer:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class CapturedRows:
-    """The rows of a shard in memory, as `TargetRows`: flat tokens, and hidden states of a token a row of `taps` and `last`."""
+    """The rows of a shard in memory, as `TargetRows`: flat tokens, and a token's hidden states as a row of `taps` and of `last`."""
 
     facts: TargetFacts
     names: list[str]
     input_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int32]
-    taps: Bits
-    last: Bits
     place: str
+    taps: Bits = field(default_factory=lambda: np.empty((0, 0), np.uint16))  # until they are captured
+    last: Bits = field(default_factory=lambda: np.empty((0, 0), np.uint16))
     digest: str = ""  # they live too briefly to be told from others
 
     @property

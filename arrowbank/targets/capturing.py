@@ -222,6 +222,8 @@ def capture(
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return bank.manifest
+        if plan.chat and plan.chat.dated:
+            progress.message("the chat template writes today's date into samples: another day gives other tokens")
         rows, counts = prepare(bank.work_dir, bank.plan_digest, plan.maker(), progress)
         bank.save_progress(text_count=len(rows))
         shards = target_shards(rows.lengths, plan.facts, plan.shard_bytes)

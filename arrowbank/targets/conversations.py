@@ -58,6 +58,11 @@ class ChatTokenizer:
         template: str | dict[str, str] = self._tokenizer.chat_template
         return hashlib.sha256(template.encode() if isinstance(template, str) else canonical_json(template)).hexdigest()
 
+    @property
+    def dated(self) -> bool:
+        """Whether the chat template asks for the day, so that another day may give other tokens."""
+        return "strftime_now" in json.dumps(self._tokenizer.chat_template)
+
     def tokens(self, record: Record) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """The tokens of a conversation, and which of them the assistant wrote.
 

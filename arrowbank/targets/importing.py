@@ -6,6 +6,7 @@ mapped source to the shard as they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from arrowbank.bank.targets import (
     KIND,
     NORMS,
     SPANS,
-    SelectedRows,
+    RowsView,
     TargetFacts,
     TargetRows,
     TargetSample,
@@ -154,7 +155,7 @@ def _relabelled(config: ImportConfig, rows: TargetRows) -> TargetRows:
     )
     if not facts.target_model_name_or_path:
         raise InputError(f"{rows.place}: does not say which model it is of. Give --target-model NAME.")
-    return SelectedRows(rows, facts, np.arange(len(rows.lengths))[: config.limit])
+    return RowsView(rows, facts, None if config.limit is None else np.arange(len(rows.lengths))[: config.limit])
 
 
 def _finite_only(found: Found, progress: Progress) -> Found:
@@ -170,7 +171,7 @@ def _finite_only(found: Found, progress: Progress) -> Found:
         raise InputError(f"{rows.place}: no sample is free of NaN and Inf. Give --on-nonfinite keep, or make them again.")
     found.nonfinite = len(rows.lengths) - len(kept)
     if found.nonfinite:
-        found.rows = SelectedRows(rows, rows.facts, np.array(kept, np.int64))
+        found.rows = RowsView(rows, rows.facts, np.array(kept, np.int64))
     return found
 
 
@@ -261,7 +262,8 @@ def import_to_deepspec(
         )
     if found.rows.facts.target_layer_ids is None:
         raise InputError("--to deepspec names the layers: give --layers, as in --layers 1,11,21.")
-    rows = _Watched(found.rows, keep=config.on_nonfinite != "error")
+    nonfinite: Counter[str] = Counter()
+    rows = _watched(found.rows, nonfinite, keep=config.on_nonfinite != "error")
     needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
     require_budget(needed, config.budget_bytes, "the cache")
     recipe = {"format": "deepspec", "rows": rows.digest, "max_shard_bytes": config.max_shard_bytes, **manifest_of(rows.facts)}
@@ -279,38 +281,17 @@ def import_to_deepspec(
                 max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
                 phase=phase,
             )
-    for layer, count in rows.nonfinite.items():
+    for layer, count in nonfinite.items():
         progress.message(f"layer {layer}: {count:,} values are NaN or Inf, kept")
     return manifest
 
 
-@dataclass
-class _Watched:
-    """Rows whose hidden states are looked at as they pass."""
+def _watched(rows: TargetRows, nonfinite: Counter[str], *, keep: bool) -> TargetRows:
+    """`rows`, looked at as they pass: NaN and Inf raise BadVector or, with `keep`, are counted in `nonfinite` by layer."""
 
-    rows: TargetRows
-    keep: bool
-    nonfinite: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def facts(self) -> TargetFacts:
-        return self.rows.facts
-
-    @property
-    def lengths(self) -> Any:
-        return self.rows.lengths
-
-    @property
-    def digest(self) -> str:
-        return self.rows.digest
-
-    @property
-    def place(self) -> str:
-        return self.rows.place
-
-    def read(self, row: int) -> TargetSample:
-        sample = self.rows.read(row)
-        for hidden, layers in ((sample.taps, self.facts.layer_names), (sample.last, ["last"])):
-            for layer, count in nonfinite_values(self.place, sample.name, hidden, layers, keep=self.keep).items():
-                self.nonfinite[layer] = self.nonfinite.get(layer, 0) + count
+    def look(sample: TargetSample) -> TargetSample:
+        for hidden, layers in ((sample.taps, rows.facts.layer_names), (sample.last, ["last"])):
+            nonfinite.update(nonfinite_values(rows.place, sample.name, hidden, layers, keep=keep))
         return sample
+
+    return RowsView(rows, rows.facts, seen=look)

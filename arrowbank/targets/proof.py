@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.floats import Bits, float32_of
@@ -25,6 +24,7 @@ from arrowbank.bank.verify import verify as verify_bank
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats import deepspec
 from arrowbank.models import ModelConfig, describe
+from arrowbank.models.device import resolve_device
 from arrowbank.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -98,49 +98,21 @@ class Computed:
 
 
 class Witness:
-    """The target model with its head, and hooks that keep what its blocks put out."""
+    """The target model with its head, tapped at every block. Raises InputError for a model that cannot be."""
 
     def __init__(self, config: ModelConfig) -> None:
-        from arrowbank.models.device import resolve_device
-        from arrowbank.models.layers import find_blocks
-        from arrowbank.models.loading import load_hidden_states
+        from arrowbank.models.loading import load_reader
+        from arrowbank.models.taps import TapReader
 
         config = replace(config, backbone="outer", layer=-1)
         self.info = describe(config)
         self.device = torch.device(resolve_device(config)[0])
-        reader: Any = load_hidden_states(config, self.info, self.device)
-        self.model = reader.model
-        blocks = find_blocks(self.model.get_decoder(), self.info.num_layers)
-        self.head = self.model.get_output_embeddings()
-        if blocks is None or self.head is None:
-            raise InputError(f"{config.model}: no decoder blocks and LM head were found in it. Give a causal language model.")
-        self._kept: list[torch.Tensor] = []
-        self._norm: nn.Module | None = None
-        blocks[0].register_forward_pre_hook(self._keep_input, with_kwargs=True)
-        for block in blocks:
-            block.register_forward_hook(self._keep_output)
-        self._find_norm()
-
-    def _keep_input(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._kept.append(args[0] if args else kwargs["hidden_states"])
-
-    def _keep_output(self, block: nn.Module, args: Any, output: Any) -> None:
-        self._kept.append(output[0] if isinstance(output, tuple) else output)
-
-    def _find_norm(self) -> None:
-        """The final norm is the module that is given what the last block puts out."""
-        found: list[nn.Module] = []
-
-        def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if args and self._kept and args[0] is self._kept[-1] and torch.is_tensor(output):
-                found.append(module)
-
-        norms = [module for module in self.model.get_decoder().children() if not isinstance(module, nn.ModuleList)]
-        hooks = [module.register_forward_hook(look) for module in norms]
-        self.compute(np.arange(min(3, self.info.vocab_size), dtype=np.int32))
-        for hook in hooks:
-            hook.remove()
-        self._norm = found[-1] if found else None
+        model: Any = load_reader(config, self.info, self.device, lambda model: model)
+        self.head = model.get_output_embeddings()
+        if self.head is None:
+            raise InputError(f"{config.model}: has no LM head. Give a causal language model.")
+        layers = range(EMBEDDINGS, self.info.num_layers)
+        self._taps = TapReader(model.get_decoder(), self.info, self.device, layers, "post")
 
     def compute(self, input_ids: np.ndarray[Any, np.dtype[np.int32]]) -> Computed:
         """A pass over [T] tokens."""
@@ -149,22 +121,19 @@ class Witness:
                 f"token id {input_ids.max()}, but {self.info.model} has a vocabulary of {self.info.vocab_size}. Give the model "
                 "that these hidden states are of."
             )
-        self._kept.clear()
         with torch.inference_mode():
             ids = torch.from_numpy(input_ids.astype(np.int64))[None].to(self.device)
-            out = self.model(input_ids=ids, use_cache=False, output_hidden_states=True)
-        blocks = torch.stack([kept[0].float().cpu() for kept in self._kept])
-        return Computed(blocks, out.hidden_states[-1][0].float().cpu(), out.logits[0].argmax(dim=-1).cpu())
+            states = self._taps(ids)[0]
+            next_tokens = self.head(states[:, -1]).argmax(dim=-1).cpu()
+        states = states.float().cpu()
+        return Computed(states[:, :-1].transpose(0, 1), states[:, -1], next_tokens)
 
-    def next_tokens(self, hidden: torch.Tensor, *, normed: bool) -> torch.Tensor | None:
+    def next_tokens(self, hidden: torch.Tensor, *, normed: bool) -> torch.Tensor:
         """What the head makes of hidden states [T, H], after the final norm or, where they are before it, through it."""
         with torch.inference_mode():
-            dtype = getattr(torch, self.info.dtype)
-            states = hidden.to(self.device, dtype)
-            if not normed:
-                if self._norm is None:
-                    return None
-                states = self._norm(states)
+            states = hidden.to(self.device, getattr(torch, self.info.dtype))
+            if not normed and self._taps.final_norm is not None:
+                states = self._taps.final_norm(states)
             tokens: torch.Tensor = self.head(states).argmax(dim=-1).cpu()
         return tokens
 
@@ -193,8 +162,7 @@ class _Nearness:
         for norm, true in (("post", computed.post[at]), ("pre", blocks[-1])):
             self._to_norms[norm].append(_relative(last, true))
             tokens = witness.next_tokens(last, normed=norm == "post")
-            if tokens is not None:
-                self._agreements[norm].append((tokens == computed.next_tokens[at]).float())
+            self._agreements[norm].append((tokens == computed.next_tokens[at]).float())
 
     def layers(self, num_layers: int) -> Check:
         """Whether each tap is nearest to the block that it is labelled with."""
@@ -222,13 +190,10 @@ class _Nearness:
     def norm(self) -> Check:
         """Whether the last hidden states are after or before the final norm, as labelled."""
         medians = {norm: float(torch.cat(parts).median()) for norm, parts in self._to_norms.items()}
-        agreement = {norm: float(torch.cat(parts).mean()) for norm, parts in self._agreements.items() if parts}
+        agreement = {norm: float(torch.cat(parts).mean()) for norm, parts in self._agreements.items()}
         nearest = min(medians, key=lambda norm: medians[norm])
         label = self._facts.last_hidden_norm
-        told = ", ".join(
-            f"{norm}: {medians[norm]:.2%} off" + (f", {agreement[norm]:.1%} of next tokens agree" if norm in agreement else "")
-            for norm in medians
-        )
+        told = ", ".join(f"{norm}: {medians[norm]:.2%} off, {agreement[norm]:.1%} of next tokens agree" for norm in medians)
         if medians[nearest] > FITS:
             return Check("norm", False, f"labelled {label}, like neither convention ({told}): of another model, or damaged")
         if label == "unknown":

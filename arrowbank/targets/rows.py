@@ -16,7 +16,7 @@ from arrowbank.bank.columns import list_column, list_values, one_array
 from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.targets import needed_positions
-from arrowbank.errors import InputError
+from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Phase, Progress
 from arrowbank.targets.conversations import ChatTokenizer
@@ -172,12 +172,16 @@ def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SIL
     """The rows of `maker` in a file in `folder`, which is kept for the next run of the plan `digest`; and their counts."""
     folder.mkdir(exist_ok=True)
     path, note = folder / f"rows-{digest[:16]}.arrow", folder / f"rows-{digest[:16]}.json"
-    if note.exists() and path.exists():
-        noted = read_json(note)
-        if noted["sha256"] == sha256_of(path):
-            return PreparedRows(path), RowCounts(**noted["counts"])
+    noted = read_json(note) if note.exists() else None
+    if noted and path.exists() and noted["sha256"] == sha256_of(path):
+        return PreparedRows(path), RowCounts(**noted["counts"])
     with progress.phase("prepare", None, unit="samples") as phase, publishing(path) as file:
         _write(file, maker, phase)
+    if noted and noted["sha256"] != file.sha256:
+        raise CorruptBank(
+            f"{path}: was damaged, and the same samples do not give the same tokens again, as when a chat template writes the date. "
+            "Give --restart, or another folder."
+        )
     publish_json(note, {"sha256": file.sha256, "counts": asdict(maker.counts)})
     return PreparedRows(path), maker.counts
 
