@@ -344,7 +344,10 @@ def test_another_plan_that_finished_nothing_is_not_in_the_way(tmp_path: Path) ->
         pass  # its stage met an error before the first shard
     with BankWriter(tmp_path / "bank", kind="texts", recipe={"a": 2}) as bank:
         bank.write_shard(0, pa.record_batch({"text": ["one"]}))
-    with pytest.raises(PlanMismatch, match="a: found 2, wanted 3"), BankWriter(tmp_path / "bank", kind="texts", recipe={"a": 3}):
+    with (
+        pytest.raises(PlanMismatch, match="a: found 2, wanted 3"),
+        BankWriter(tmp_path / "bank", kind="texts", recipe={"a": 3}),
+    ):
         pass
     with BankWriter(tmp_path / "bank", kind="texts", recipe={"a": 2}) as bank:
         assert sorted(bank.done_shards) == [0]

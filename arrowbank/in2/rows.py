@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +124,6 @@ class _Joined:
 
 def _joined(lists: Sequence[list[int]], length: int) -> _Joined:
     counts = [len(one) for one in lists]
-    starts = np.array([start for one in lists for start in one], np.int32)
+    starts = np.fromiter(chain.from_iterable(lists), np.int32, sum(counts))
     rows = np.repeat(np.arange(len(lists), dtype=np.int64), counts)
     return _Joined(starts, np.cumsum([0, *counts]).astype(np.int32), rows * length + starts)
