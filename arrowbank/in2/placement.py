@@ -73,7 +73,8 @@ class Placement:
         if config.arm == "b":
             needles = free.take([site - span for site in sites])
         else:
-            needles = free.draw(places, [site - config.min_distance - span + 1 for site in sites])
+            nearest = config.min_distance + span - 1
+            needles = free.draw(places, [site - nearest for site in sites])
         if NONE in needles:
             raise InputError(
                 f"example {example}: no free place for the needle of the probe at {sites[needles.index(NONE)]}; a skipped needle "
@@ -116,18 +117,22 @@ class Placement:
 
     def _order(self, stream: Stream) -> npt.NDArray[np.intp]:
         """Which key and value each site gets: Fisher–Yates from the end."""
-        order = list(range(self.config.triples))
-        words, at = stream.peek(2 * self.config.triples), 0
-        for last, shift, n in self._pairing:
-            j = n
-            while j >= n:
-                if at == len(words):
-                    words = stream.peek(2 * len(words))
-                j = words[at] >> shift
-                at += 1
-            order[last], order[j] = order[j], order[last]
-        stream.skip(at)
-        return np.array(order, np.intp)
+        count = 2 * self.config.triples
+        while True:
+            words, order = stream.peek(count), list(range(self.config.triples))
+            left = iter(words)
+            for last, shift, n in self._pairing:
+                for word in left:
+                    j = word >> shift
+                    if j < n:
+                        break
+                else:
+                    break
+                order[last], order[j] = order[j], order[last]
+            else:
+                stream.skip(len(words) - length_hint(left))
+                return np.array(order, np.intp)
+            count *= 2  # there were too few words: begin again
 
 
 class _Starts:
@@ -159,8 +164,9 @@ class _Starts:
             # of so few words no bound can use up its tries; one that comes to their end begins again, counted
             words = enumerate(places.peek(min(TRIES, 3 * (len(bounds) - len(starts)))), 1)
             begin = 0
-            for n in bounds[len(starts) :]:
-                shift = 32 - n.bit_length()
+            rest = bounds[len(starts) :]
+            for n, bits in zip(rest, map(int.bit_length, rest), strict=True):
+                shift = 32 - bits
                 for at, word in words:
                     value = word >> shift
                     if value < n and not taken[value + margin]:
