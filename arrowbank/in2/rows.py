@@ -9,6 +9,7 @@ arm, example
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -48,12 +49,13 @@ class ArmRows:
     def __init__(self, config: In2Config, fillers: Sequence[Filler]) -> None:
         self.config = config
         self._fillers = fillers
+        self._memory = _Memory(config)
         self._placement = Placement(config)
         self._keys = KeyCounter(config.vocab, config.key_len)
 
     def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
         config = self.config
-        ids = np.empty((shard.rows, config.length), config.dtype)
+        ids, mask = self._memory.take(shard.rows)
         starts = np.empty(shard.rows, np.int64)
         planted: list[Planted] = []
         for row, example in enumerate(range(shard.start, shard.stop)):
@@ -64,7 +66,7 @@ class ArmRows:
             if row % REPORT_EVERY == REPORT_EVERY - 1:
                 report(REPORT_EVERY)
         report(shard.rows % REPORT_EVERY)
-        columns = self._plant(ids, planted)
+        columns = self._plant(ids, mask, planted)
         examples = np.arange(shard.start, shard.stop)
         if config.unique_keys:
             self._refuse_repeated_keys(ids, planted, examples)
@@ -74,15 +76,16 @@ class ArmRows:
         columns["example"] = number_column(examples)
         return pa.record_batch(columns)
 
-    def _plant(self, ids: npt.NDArray[np.unsignedinteger], planted: Sequence[Planted]) -> dict[str, pa.Array]:
-        """Write what is planted over the filler in `ids`; the columns that say where."""
+    def _plant(
+        self, ids: npt.NDArray[np.unsignedinteger], mask: npt.NDArray[np.uint8], planted: Sequence[Planted]
+    ) -> dict[str, pa.Array]:
+        """Write what is planted over the filler in `ids`, and 1 into `mask` at answers; the columns that say where."""
         config = self.config
         sites, needles, decoys = [
             _joined([getattr(one, name) for one in planted], config.length) for name in ("sites", "needles", "decoys")
         ]
         spans = np.concatenate([one.spans for one in planted])
         decoy_spans = np.concatenate([one.decoy_spans for one in planted])
-        mask = np.zeros(ids.shape, np.uint8)
         places = sliding_window_view(ids.reshape(-1), config.span, writeable=True)
         for starts, tokens in ((sites.flat, spans), (needles.flat, spans), (decoys.flat, decoy_spans)):
             places[starts] = tokens
@@ -111,6 +114,28 @@ class ArmRows:
                     f"example {examples[row]}: {twice} keys are there twice, {stray} times one stands in the filler, and "
                     "--unique-keys is given. Give longer keys (--key-len), a larger --alphabet, or another --seed."
                 )
+
+
+class _Memory:
+    """Arrays for shards. What no record batch holds any more is used again: to touch fresh memory takes longer than to fill it."""
+
+    def __init__(self, config: In2Config) -> None:
+        self._config = config
+        self._pairs: list[list[npt.NDArray[np.unsignedinteger]]] = []
+
+    def take(self, rows: int) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.uint8]]:
+        """Ids as they come, and a mask of zeros, each [rows, T]."""
+        config = self._config
+        # a count of 2 is the list's and the call's own; a batch's columns hold views, which count too
+        idle = (pair for pair in self._pairs if max(sys.getrefcount(pair[0]), sys.getrefcount(pair[1])) <= 2)
+        pair = next(idle, None)
+        if pair is None:
+            shape = (min(config.rows_a_shard, config.examples), config.length)
+            pair = [np.empty(shape, config.dtype), np.empty(shape, np.uint8)]
+            self._pairs.append(pair)
+        ids, mask = pair[0][:rows], pair[1][:rows]
+        mask.fill(0)
+        return ids, mask
 
 
 @dataclass(frozen=True)
