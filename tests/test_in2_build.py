@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +148,20 @@ def test_an_example_without_a_place_ends_the_build_and_not_in_a_hang(workers: in
     assert (tmp_path / "arm" / "data-00000.arrow").exists()
     assert not list((tmp_path / "arm").glob("in2*"))
     assert not (tmp_path / "arm" / "state.json").exists()
+
+
+def test_a_build_does_not_wait_for_pandas(tmp_path: Path) -> None:
+    arms.save_filler(tmp_path / "filler.bin")
+    code = (
+        "import sys; from arrowbank import In2Config, build_in2;"
+        "build_in2(In2Config(arm='c', length=600, examples=3, triples=2, vocab=1000), ['filler.bin'], 'arm');"
+        "print([name for name in ('pandas', 'torch', 'datasets') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_big_endian_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

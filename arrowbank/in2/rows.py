@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from arrowbank.bank.columns import fixed_list_column, list_column, number_column
+from arrowbank.bank.columns import fixed_list_column, list_column, number_column, string_column
 from arrowbank.engine import Report
 from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
@@ -72,7 +72,7 @@ class ArmRows:
             self._refuse_repeated_keys(ids, planted, examples)
         columns["filler"] = number_column((examples % len(self._fillers)).astype(np.int32))
         columns["filler_start"] = number_column(starts)
-        columns["arm"] = pa.array([config.arm] * shard.rows, pa.string())
+        columns["arm"] = string_column([config.arm] * shard.rows)
         columns["example"] = number_column(examples)
         return pa.record_batch(columns)
 
