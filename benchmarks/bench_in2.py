@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-EXAMPLES, LENGTH, TRIPLES, SHARDS = 8192, 16_384, 64, 2
+EXAMPLES, LENGTH, TRIPLES, SHARDS = 6104, 16_384, 64, 2
 FILLER_TOKENS = 2_000_000
 TURNS = 2
 GOALS = {2: 9.0, 1: 5.0}
@@ -100,11 +100,11 @@ print(json.dumps({"seconds": time.perf_counter() - start_time}))
 OURS = """
 import json, resource, sys, time
 from arrowbank import In2Config, build_in2
-filler, out, examples, length, triples, shards, workers = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:8])
+filler, out, examples, length, triples, shards = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 
 def main():
     start = time.perf_counter()
-    build_in2(In2Config(arm="c", length=length, examples=examples, triples=triples, shards=shards), [filler], out, workers=workers)
+    build_in2(In2Config(arm="c", length=length, examples=examples, triples=triples, shards=shards), [filler], out)
     print(json.dumps({"seconds": time.perf_counter() - start, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 if __name__ == "__main__":
@@ -158,12 +158,14 @@ def run() -> list[dict[str, Any]]:
             ]
             for cores in GOALS:
                 out = folder / f"ours-{cores}-{turn}"
-                sides.append((cores, answer(scripts["ours"], filler, out, *size, cores, cores=set(available[:cores]))))
+                sides.append((cores, answer(scripts["ours"], filler, out, *size, cores=set(available[:cores]))))
                 assert digests(out) == digests(folder / f"plain-{turn}")
             for side, found in sides:
                 best[side] = min(best.get(side, 1e9), found["seconds"])
         small, large = (
-            answer(scripts["ours"], filler, folder / f"peak-{times}", EXAMPLES // 8 * times, *size[1:], 1, cores=set(available))
+            answer(
+                scripts["ours"], filler, folder / f"peak-{times}", EXAMPLES // 4 * times, *size[1:], cores=set(available[:1])
+            )
             for times in (1, 4)
         )
         verified = answer(scripts["verify"], folder / "ours-1-0", cores=set(available))["seconds"]

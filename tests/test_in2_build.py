@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowbank import In2Config, build_in2, open_bank
+from arrowbank import In2Config, build_in2, open_bank, verify_in2
 from arrowbank.bank import BankWriter
 from arrowbank.bank.verify import verify
 from arrowbank.cli import main
@@ -134,6 +137,39 @@ def test_the_mirror_can_be_left_out(tmp_path: Path) -> None:
     assert len(open_bank(out)) == 7
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_example_without_a_place_ends_the_build_and_not_in_a_hang(workers: int, tmp_path: Path) -> None:
+    filler = arms.save_filler(tmp_path / "filler.bin")
+    config = arms.small(length=91, examples=40, min_distance=0, shard_tokens=3 * 91)  # examples 18 and 37 have no room
+    with pytest.raises(arms.NoPlace):
+        arms.as_written(config, [np.fromfile(filler, "<u2")], 18)
+    with pytest.raises(InputError, match=r"example (18|37): .*Give fewer --triples"):
+        build_in2(config, [filler], tmp_path / "arm", workers=workers)
+    assert (tmp_path / "arm" / "data-00000.arrow").exists()
+    assert not list((tmp_path / "arm").glob("in2*"))
+    assert not (tmp_path / "arm" / "state.json").exists()
+
+
+def test_a_build_does_not_wait_for_pandas(tmp_path: Path) -> None:
+    arms.save_filler(tmp_path / "filler.bin")
+    code = (
+        "import sys; from arrowbank import In2Config, build_in2;"
+        "build_in2(In2Config(arm='c', length=600, examples=3, triples=2, vocab=1000), ['filler.bin'], 'arm');"
+        "print([name for name in ('pandas', 'torch', 'datasets') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_big_endian_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.byteorder", "big")
+    with pytest.raises(InputError, match="this machine is big-endian"):
+        arms.small()
+
+
 # fillers
 
 
@@ -192,6 +228,7 @@ def test_a_large_vocabulary_needs_uint32_and_gets_it(tmp_path: Path) -> None:
     config = arms.small(vocab=100_000, dtype="uint32")
     manifest = build_in2(config, [tmp_path / "large.npy"], tmp_path / "arm")
     assert manifest["dtype"] == "uint32"
+    assert all(check.ok for check in verify_in2([tmp_path / "arm"]))
     wanted = [arms.as_written(config, [ids], example).tokens for example in range(config.examples)]
     assert np.array_equal(raw(tmp_path / "arm", config), np.array(wanted))
 

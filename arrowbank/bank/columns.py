@@ -83,6 +83,13 @@ def binary_column(values: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))])
 
 
+def string_column(values: Sequence[str]) -> pa.Array:
+    """Strings as an Arrow string column."""
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
 def list_column(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array:
     """Flat values and n + 1 offsets as an Arrow list column without a copy."""
     return pa.ListArray.from_arrays(number_column(offsets), number_column(values))

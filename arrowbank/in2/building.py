@@ -26,7 +26,7 @@ from arrowbank.progress import SILENT, Progress
 
 KIND = "in2"
 METHOD = 1  # raise it when the same options would give other bytes
-WORTH_A_PROCESS = 12  # Arrow shards: below that, starting a process takes longer than it saves
+WORTH_A_PROCESS = 16  # Arrow shards: below that, starting a process takes longer than it saves
 
 
 def build_in2(
@@ -72,7 +72,7 @@ def build_in2(
             if raw:
                 with progress.phase("mirror", config.examples, unit="examples") as phase:
                     raw.finish(phase.advance)
-        return _commit(config, bank)
+        return _commit(config, bank, (raw and raw.counts) or count_rows(bank, config))
 
 
 def arm_shards(config: In2Config) -> list[Shard]:
@@ -113,8 +113,7 @@ def _bytes_to_write(config: In2Config, done: int) -> int:
     return (config.examples - done) * row + config.examples * mirror
 
 
-def _commit(config: In2Config, bank: FollowedWriter) -> Manifest:
-    counts = count_rows(bank, config)
+def _commit(config: In2Config, bank: FollowedWriter, counts: Counts) -> Manifest:
     said = {name: value for name, value in fields(config, counts).items() if name != "answer_start_hist"}
     said |= {"triples": counts.triples, "survivors": counts.survivors}
     if config.mirror:

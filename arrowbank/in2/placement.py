@@ -19,6 +19,7 @@ from arrowbank.in2.draws import FIRST_WORDS, Stream, Words, base_seed, first_bel
 
 TRIES = 400
 SITE, ARM, FILLER = 7, 1000, 99
+NONE = -1  # where something has no place
 
 
 class Planted(NamedTuple):
@@ -72,16 +73,18 @@ class Placement:
         if config.arm == "b":
             needles = free.take([site - span for site in sites])
         else:
-            needles = free.draw(places, [site - config.min_distance - span + 1 for site in sites])
-        if None in needles:
+            nearest = config.min_distance + span - 1
+            needles = free.draw(places, [site - nearest for site in sites])
+        if NONE in needles:
             raise InputError(
-                f"example {example}: no free place for the needle of the probe at {sites[needles.index(None)]}; a skipped needle "
+                f"example {example}: no free place for the needle of the probe at {sites[needles.index(NONE)]}; a skipped needle "
                 "would make the arms differ. Give fewer --triples, a smaller --min-distance, or another --seed."
             )
         decoys = free.draw(places, self._decoy_bounds)
-        if None in decoys:
-            decoy_spans = decoy_spans[[decoy for decoy, place in enumerate(decoys) if place is not None]]
-        return Planted(sites, _found(needles), spans, _found(decoys), decoy_spans)
+        if NONE in decoys:
+            decoy_spans = decoy_spans[[decoy for decoy, place in enumerate(decoys) if place != NONE]]
+            decoys = [place for place in decoys if place != NONE]
+        return Planted(sites, needles, spans, decoys, decoy_spans)
 
     def _sites(self, stream: Stream, example: int) -> list[int]:
         """K sites at least two spans apart, ascending: arm b plants before each, and that slot must not be another's."""
@@ -114,18 +117,22 @@ class Placement:
 
     def _order(self, stream: Stream) -> npt.NDArray[np.intp]:
         """Which key and value each site gets: Fisher–Yates from the end."""
-        order = list(range(self.config.triples))
-        words, at = stream.peek(2 * self.config.triples), 0
-        for last, shift, n in self._pairing:
-            j = n
-            while j >= n:
-                if at == len(words):
-                    words = stream.peek(2 * len(words))
-                j = words[at] >> shift
-                at += 1
-            order[last], order[j] = order[j], order[last]
-        stream.skip(at)
-        return np.array(order, np.intp)
+        count = 2 * self.config.triples
+        while True:
+            words, order = stream.peek(count), list(range(self.config.triples))
+            left = iter(words)
+            for last, shift, n in self._pairing:
+                for word in left:
+                    j = word >> shift
+                    if j < n:
+                        break
+                else:
+                    break
+                order[last], order[j] = order[j], order[last]
+            else:
+                stream.skip(len(words) - length_hint(left))
+                return np.array(order, np.intp)
+            count *= 2  # there were too few words: begin again
 
 
 class _Starts:
@@ -139,9 +146,9 @@ class _Starts:
         for site in sites:
             taken[site : site + width] = near
 
-    def take(self, starts: list[int]) -> list[int | None]:
-        """Take each of `starts`; None for one that is not free."""
-        return [start if self._free(start) else None for start in starts]
+    def take(self, starts: list[int]) -> list[int]:
+        """Take each of `starts`; NONE for one that is not free."""
+        return [start if self._free(start) else NONE for start in starts]
 
     def _free(self, start: int) -> bool:
         if self._taken[start + self._margin]:
@@ -149,16 +156,17 @@ class _Starts:
         self._taken[start : start + self._width] = self._near
         return True
 
-    def draw(self, places: Stream, bounds: list[int]) -> list[int | None]:
-        """For each of `bounds` the first free one of up to 400 draws below it, which is then taken; None where none is."""
+    def draw(self, places: Stream, bounds: list[int]) -> list[int]:
+        """For each of `bounds` the first free one of up to 400 draws below it, which is then taken; NONE where none is."""
         taken, margin, width, near = self._taken, self._margin, self._width, self._near
-        starts: list[int | None] = []
+        starts: list[int] = []
         while len(starts) < len(bounds):
             # of so few words no bound can use up its tries; one that comes to their end begins again, counted
             words = enumerate(places.peek(min(TRIES, 3 * (len(bounds) - len(starts)))), 1)
             begin = 0
-            for n in bounds[len(starts) :]:
-                shift = 32 - n.bit_length()
+            rest = bounds[len(starts) :]
+            for n, bits in zip(rest, map(int.bit_length, rest), strict=True):
+                shift = 32 - bits
                 for at, word in words:
                     value = word >> shift
                     if value < n and not taken[value + margin]:
@@ -173,12 +181,8 @@ class _Starts:
                 starts.append(self._draw_one(places, bounds[len(starts)]))
         return starts
 
-    def _draw_one(self, places: Stream, n: int) -> int | None:
+    def _draw_one(self, places: Stream, n: int) -> int:
         for _ in range(TRIES):
             if self._free(start := places.below(n)):
                 return start
-        return None
-
-
-def _found(starts: list[int | None]) -> list[int]:
-    return [start for start in starts if start is not None]
+        return NONE

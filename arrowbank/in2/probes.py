@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from arrowbank.bank import BankWriter, open_bank
 from arrowbank.bank.card import card
-from arrowbank.bank.columns import fixed_list_column, number_column
+from arrowbank.bank.columns import fixed_list_column, number_column, string_column
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.errors import InputError
@@ -220,7 +220,7 @@ def _trials(config: ProbesConfig, fillers: Sequence[Filler], shard: Shard) -> pa
         {
             "input_ids": fixed_list_column(ids),
             "answer_mask": fixed_list_column(mask),
-            "condition": pa.array([one.condition for one in rows], pa.string()),
+            "condition": string_column([one.condition for one in rows]),
             "position": number_column(np.array([one.position for one in rows], np.float64)),
             "probe_pos": number_column(np.array([one.probe_pos for one in rows], np.float64)),
             "block": number_column(np.array([one.block for one in rows], np.int32)),

@@ -124,6 +124,7 @@ class RawShards:
         self._lock, self._done = threading.Lock(), 0
         self._report: Callable[[int], None] | None = None
         self._jobs: list[Future[Receipt]] = []
+        self.counts: Counts | None = None  # of all rows, where the manifest was written by this run
 
     def __enter__(self) -> RawShards:
         config = self._config
@@ -179,6 +180,7 @@ class RawShards:
             "shards": shard_entries(self._config),
         }
         file.write(f"\n{FIELDS}{json.dumps(said)[1:]}\n".encode())
+        self.counts = counts
 
 
 def shard_entries(config: In2Config) -> list[dict[str, Any]]:
