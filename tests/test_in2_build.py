@@ -145,7 +145,8 @@ def test_an_example_without_a_place_ends_the_build_and_not_in_a_hang(workers: in
         arms.as_written(config, [np.fromfile(filler, "<u2")], 18)
     with pytest.raises(InputError, match=r"example (18|37): .*Give fewer --triples"):
         build_in2(config, [filler], tmp_path / "arm", workers=workers)
-    assert (tmp_path / "arm" / "data-00000.arrow").exists()
+    if workers == 1:  # of several, one may come to its bad example before another has written its first shard
+        assert (tmp_path / "arm" / "data-00000.arrow").exists()
     assert not list((tmp_path / "arm").glob("in2*"))
     assert not (tmp_path / "arm" / "state.json").exists()
 
