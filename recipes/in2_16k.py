@@ -1,7 +1,7 @@
 """The three IN2 arms at 16,384 tokens: 64 facts an example, matched, verified together, exported for llm.c.
 
-The number of examples is a multiple of the loader's batch times its ranks (8 × 8), and one raw shard holds them all: 98.6 of the 100
-million tokens that the loader reads of a file.
+The number of examples is a multiple of the loader's batch times its ranks (8 × 8) in each of two raw shards: a loader that opens the next
+file early wants two.
 
     python recipes/in2_16k.py --filler train_0.bin train_1.bin --out in2_16k
 
@@ -28,12 +28,12 @@ EXAMPLES = 94 * BATCH * RANKS
 
 def in2_16k(arm: str) -> In2Config:
     """The whole configuration of one arm."""
-    return In2Config(arm=arm, length=LENGTH, examples=EXAMPLES, triples=TRIPLES, align=BATCH * RANKS)
+    return In2Config(arm=arm, length=LENGTH, examples=EXAMPLES, triples=TRIPLES, align=BATCH * RANKS, shards=2)
 
 
 def tiny(arm: str) -> In2Config:
     """The same at 1,024 tokens, for a few seconds."""
-    return dataclasses.replace(in2_16k(arm), length=1024, examples=8, triples=4, align=8, vocab=1000, alphabet=100)
+    return dataclasses.replace(in2_16k(arm), length=1024, examples=8, triples=4, align=8, shards=1, vocab=1000, alphabet=100)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
