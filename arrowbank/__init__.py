@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
+    from arrowbank.bank.trunk import open_trunk
     from arrowbank.bank.verify import verify
     from arrowbank.building import BuildConfig, build
     from arrowbank.comparison import Comparison, compare
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
+    from arrowbank.trunk.building import build_trunk
+    from arrowbank.trunk.planning import TrunkConfig, TrunkData
 
 _HOME = {
     "Bank": "bank",
@@ -49,7 +52,10 @@ _HOME = {
     "ScanConfig": "corpus.scan",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
+    "TrunkConfig": "trunk.planning",
+    "TrunkData": "trunk.planning",
     "build": "building",
+    "build_trunk": "trunk.building",
     "capture": "targets.capturing",
     "collate_targets": "trainer",
     "compare": "comparison",
@@ -60,6 +66,7 @@ _HOME = {
     "import_to_deepspec": "targets.importing",
     "open_bank": "bank",
     "open_targets": "trainer",
+    "open_trunk": "bank.trunk",
     "scan": "corpus.scan",
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
@@ -83,7 +90,10 @@ __all__ = [
     "ScanConfig",
     "TargetDataset",
     "TokenizeConfig",
+    "TrunkConfig",
+    "TrunkData",
     "build",
+    "build_trunk",
     "capture",
     "collate_targets",
     "compare",
@@ -94,6 +104,7 @@ __all__ = [
     "import_to_deepspec",
     "open_bank",
     "open_targets",
+    "open_trunk",
     "scan",
     "tokenize",
     "verify",

@@ -40,6 +40,9 @@ PRELOAD = [
     "arrowbank.encoding.stage",
     "arrowbank.targets.capturing",
     "arrowbank.models.taps",
+    "arrowbank.models.trunk",
+    "arrowbank.trunk.building",
+    "arrowbank.trunk.computing",
 ]
 PATIENCE_S = 120
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import look, make, targets
+from arrowbank.cli import look, make, targets, trunk
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -33,6 +33,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "targets": (
         "Hidden states of a big model, for draft models: a bank of their own.",
         {"import": targets.import_, "capture": targets.capture, "verify": targets.verify, "vocab": targets.vocab},
+    ),
+    "trunk": (
+        "What a model with an MTP draft computes itself: the teacher of that draft.",
+        {"build": trunk.build},
     ),
 }
 for panel, verbs in VERBS.items():
