@@ -270,7 +270,7 @@ def test_two_workers_write_the_same_bytes(config: TrunkConfig, whole: Path, tmp_
 
 
 def test_every_moment_of_death_is_made_good_by_the_same_command(config: TrunkConfig, whole: Path, tmp_path: Path) -> None:
-    for moment in range(1, 1000, 3):  # before one step, after another
+    for moment in range(1, 1000, 5):  # before one step, after another
         out = tmp_path / f"killed-{moment}" / "bank"
         outcome = kill_at(moment, build_trunk, config, out)
         assert outcome.error == ""

@@ -43,6 +43,9 @@ class Source(Protocol):
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """What the records of these numbers hold: token ids or a text each."""
 
+    def place_of(self, number: int) -> str:
+        """Where a record is in the source, in words."""
+
 
 @dataclass(frozen=True)
 class Records:
@@ -81,20 +84,19 @@ class Records:
         if not isinstance(value, np.ndarray):
             if not isinstance(value, list) or not all(type(token) is int for token in value):
                 raise InputError(f"{self._of(number)}: {_short(value)}; expected a text, or a list of token ids.")
-            value = np.array(value, np.int64)
-        if not value.size:
+        if not len(value):
             return np.empty(0, np.int32)
-        for token in (int(value.min()), int(value.max())):
+        lowest, highest = (min(value), max(value)) if isinstance(value, list) else (value.min(), value.max())
+        for token in (int(lowest), int(highest)):
             if not 0 <= token < self.vocab_size:
                 raise InputError(
                     f"{self._of(number)}: token id {token}, but the model has a vocabulary of {self.vocab_size} (0 to "
                     f"{self.vocab_size - 1}). The tokens are another model's: give data of this model's tokenizer."
                 )
-        ids: Ids = value.astype(np.int32)
-        return ids
+        return np.asarray(value, np.int32)
 
     def _of(self, number: int) -> str:
-        return f"{self.place}, record {number + 1}"
+        return f"{self.place}, {self.source.place_of(number)}"
 
 
 def open_source(path: Path, text_field: str) -> Source:
@@ -129,6 +131,9 @@ class BankSource:
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return [self._one(number) for number in numbers]
+
+    def place_of(self, number: int) -> str:
+        return f"row {number}"
 
     def _one(self, number: int) -> Any:
         shard = int(np.searchsorted(self._bank.starts, number, side="right")) - 1
@@ -175,6 +180,9 @@ class DatasetSource:
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return list(self._rows[list(numbers)][self._column])
 
+    def place_of(self, number: int) -> str:
+        return f"row {number}"
+
 
 @dataclass(frozen=True)
 class FileSource:
@@ -193,6 +201,9 @@ class FileSource:
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         return [self._one(*self.lines[number]) for number in numbers]
+
+    def place_of(self, number: int) -> str:
+        return f"line {self.lines[number][0]}"
 
     def _one(self, number: int, line: bytes) -> Any:
         place = f"{self.path}, line {number}"
