@@ -35,6 +35,8 @@ CONTRACT = {
     "targets capture": "model data layers out max-length min-loss-tokens dry-run last-hidden-norm codec spans target-model restart",
     "targets verify": "model",
     "targets vocab": "draft-vocab",
+    "trunk build": "model data out window topk tokens chain taps hold-all hidden dtype load-in-4bit device gpu-memory-gb tokenizer "
+    "text-field dry-run budget-gb workers restart trust-remote-code",
 }
 
 

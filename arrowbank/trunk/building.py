@@ -72,16 +72,7 @@ def _make_shards(plan: TrunkPlan, bank: BankWriter, workers: int, progress: Prog
     sizes = [_shard_bytes(plan, shard) for shard in todo]
     require_space(bank.folder, sum(sizes), "the trunk bank")
     processes = min(workers, len(todo))
-    job = TrunkJob(
-        model=plan.config.trunk_model,
-        info=plan.info,
-        topk=plan.config.topk,
-        hidden_norm=plan.config.hidden,
-        hidden_dtype=plan.hidden_dtype,
-        rules=plan.config.rules,
-        rows=_window_rows(plan, bank),
-        processes=processes,
-    )
+    job = worker_job(plan, bank.work_dir, processes)
     tokens = sum(int(lengths[shard.start : shard.stop].sum()) for shard in todo)
     with progress.phase("trunk", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
         engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
@@ -91,14 +82,24 @@ def _shard_bytes(plan: TrunkPlan, shard: Shard) -> int:
     return sum(plan.row_bytes(int(length)) for length in plan.windows.lengths[shard.start : shard.stop]) + SHARD_OVERHEAD
 
 
-def _window_rows(plan: TrunkPlan, bank: BankWriter) -> WindowRows:
-    """The windows, their ids in a file that workers map."""
-    bank.work_dir.mkdir(exist_ok=True)
-    path = bank.work_dir / f"windows-{bank.plan_digest[:16]}.npy"
+def worker_job(plan: TrunkPlan, folder: Path, processes: int = 1) -> TrunkJob:
+    """What each of so many workers needs; the windows' ids go into a file in `folder` that they map."""
+    folder.mkdir(exist_ok=True)
+    path, windows = folder / "windows.npy", plan.windows
     with publishing(path, hashed=False) as file:
-        np.save(file, plan.windows.padded(plan.pad_id))
-    windows = plan.windows
-    return WindowRows(ids=path, lengths=windows.lengths, sets=windows.names, numbers=windows.numbers, held_out=windows.held_out)
+        np.save(file, windows.padded(plan.pad_id))
+    return TrunkJob(
+        model=plan.config.trunk_model,
+        info=plan.info,
+        topk=plan.config.topk,
+        hidden_norm=plan.config.hidden,
+        hidden_dtype=plan.hidden_dtype,
+        rules=plan.config.rules,
+        rows=WindowRows(
+            ids=path, lengths=windows.lengths, sets=windows.names, numbers=windows.numbers, held_out=windows.held_out
+        ),
+        processes=processes,
+    )
 
 
 def _card(manifest: dict[str, Any]) -> str:

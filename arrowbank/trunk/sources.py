@@ -81,12 +81,12 @@ class Records:
         return [next(made).ids if isinstance(value, str) else value for value in values]
 
     def _checked(self, number: int, value: Any) -> Ids:
-        if not isinstance(value, np.ndarray):
-            if not isinstance(value, list) or not all(type(token) is int for token in value):
-                raise InputError(f"{self._of(number)}: {_short(value)}; expected a text, or a list of token ids.")
+        given = isinstance(value, list) and all(type(token) is int for token in value)
+        if not given and not isinstance(value, np.ndarray):
+            raise InputError(f"{self._of(number)}: {_short(value)}; expected a text, or a list of token ids.")
         if not len(value):
             return np.empty(0, np.int32)
-        lowest, highest = (min(value), max(value)) if isinstance(value, list) else (value.min(), value.max())
+        lowest, highest = (min(value), max(value)) if given else (value.min(), value.max())
         for token in (int(lowest), int(highest)):
             if not 0 <= token < self.vocab_size:
                 raise InputError(
