@@ -91,6 +91,7 @@ def run(windows: int = WINDOWS) -> list[dict[str, Any]]:
             model=ModelConfig(model=str(folder / "model"), device="cpu"),
             data=(TrunkData("a", folder / "ids.jsonl"),),
             window=WINDOW,
+            hold_all=True,  # any number of windows will do
         )
         plan = TrunkPlan(config)
         worker = worker_job(plan, folder)(0)

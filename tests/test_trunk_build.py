@@ -21,6 +21,7 @@ from arrowbank.bank.trunk import TrunkBank
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, BadVector, ContractError, DiskFull, InputError, PlanMismatch
 from arrowbank.models import ModelConfig, describe, load_trunk
+from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import CpuPasses, DevicePasses
 from arrowbank.models.trunk import HEAD_ROWS, Trunk
 from arrowbank.plan import BatchRules
@@ -72,9 +73,13 @@ def both_banks(folder: Path) -> dict[str, dict[str, str]]:
 # what is kept
 
 
+BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.skipif(not cpu_has_bfloat16(), reason="products are widened here"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 @pytest.mark.parametrize("hidden", ["post", "pre"])
 @pytest.mark.parametrize("family", TRUNKS)
-def test_rows_are_those_of_a_plain_forward_pass_to_the_bit(family: str, hidden: str, tmp_path: Path) -> None:
+def test_rows_are_those_of_a_plain_forward_pass_to_the_bit(family: str, hidden: str, dtype: str, tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         made = TRUNKS[family]()
@@ -83,20 +88,20 @@ def test_rows_are_those_of_a_plain_forward_pass_to_the_bit(family: str, hidden: 
                 torch.nn.init.normal_(weight, std=0.2)
     made.save_pretrained(tmp_path / "model")
     rows = write_ids(tmp_path / "a.jsonl", 40)
-    config = make(tmp_path / "model", TrunkData("a", tmp_path / "a.jsonl"), hidden=hidden)
+    config = make(tmp_path / "model", TrunkData("a", tmp_path / "a.jsonl"), hidden=hidden, dtype=dtype)
     manifest = build_trunk(config, tmp_path / "bank")
     windows = packed_by_hand(rows, 560)
     bank = open_trunk(tmp_path / "bank")
     assert len(bank) == len(windows) == 12
     assert [len(one) for one in windows[-2:]] == [WINDOW, 560 % WINDOW]
-    for row, (ids, expected) in enumerate(zip(windows, direct(tmp_path / "model", windows), strict=True)):
+    for row, (ids, expected) in enumerate(zip(windows, direct(tmp_path / "model", windows, dtype=dtype), strict=True)):
         found = bank.read(row)
         assert found.input_ids[: found.length].tolist() == ids
         for name in ("topk_ids", "topk_probs", "tail_mass"):
             assert np.array_equal(getattr(found, name), expected[name]), (row, name)
         assert np.array_equal(found.hidden, expected[hidden])
     assert not np.array_equal(expected["post"], expected["pre"])
-    assert (manifest["hidden_norm"], manifest["hidden_dtype"]) == (hidden, "bfloat16")
+    assert (manifest["hidden_norm"], manifest["hidden_dtype"], manifest["dtype"]) == (hidden, "bfloat16", dtype)
 
 
 def test_a_cap_on_logits_and_their_scale_are_the_models_own(tmp_path: Path) -> None:
@@ -119,12 +124,13 @@ def test_a_cap_on_logits_and_their_scale_are_the_models_own(tmp_path: Path) -> N
     assert bank.manifest["pad_id"] == 5
 
 
-def test_a_head_that_runs_in_parts_gives_the_bits_of_one_that_does_not(model: Path) -> None:
-    length = 2 * HEAD_ROWS + 3
+@pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
+def test_a_head_that_runs_in_parts_gives_the_bits_of_one_that_does_not(model: Path, dtype: Any) -> None:
+    length = 2 * HEAD_ROWS[torch.float32] + 3  # a last part of three rows would have other bits
     ids = np.random.default_rng(0).integers(0, 500, (1, length), dtype=np.int32)
-    trunk = load_trunk(ModelConfig(model=str(model), device="cpu", backbone="outer"), 8, "post")
+    trunk = load_trunk(ModelConfig(model=str(model), device="cpu", backbone="outer", dtype=dtype), 8, "post")
     [found] = trunk.stream([ids])
-    [expected] = direct(model, ids.tolist(), topk=8)
+    [expected] = direct(model, ids.tolist(), topk=8, dtype=dtype)
     assert np.array_equal(found.topk_ids[0].numpy(), expected["topk_ids"])
     assert np.array_equal(found.topk_probs[0].numpy(), expected["topk_probs"])
 

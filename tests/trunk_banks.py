@@ -37,10 +37,10 @@ def make(model: Path, *data: TrunkData, dtype: Any = "auto", **options: Any) -> 
     return TrunkConfig(model=ModelConfig(model=str(model), device="cpu", dtype=dtype), data=data, **(given | options))
 
 
-def direct(folder: Path, windows: list[list[int]], topk: int = TOPK) -> list[dict[str, np.ndarray]]:
+def direct(folder: Path, windows: list[list[int]], topk: int = TOPK, dtype: str = "auto") -> list[dict[str, np.ndarray]]:
     """What a plain forward pass of the model's own class says about each window, on its own."""
     architecture = describe(ModelConfig(model=str(folder))).architecture
-    model = getattr(tf, architecture).from_pretrained(folder).eval()
+    model = getattr(tf, architecture).from_pretrained(folder, dtype=dtype).eval()
     before: list[torch.Tensor] = []
     model.model.norm.register_forward_pre_hook(lambda _module, args: before.append(args[0]))
     found = []

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int32]
 
 # Rows that the head takes at a time. Parts are of nearly equal size: a matrix product of a few rows would have other last bits.
-HEAD_ROWS = 256
+# In 16 bits a part may be large, and has to be: a CPU lays the head's weights out anew for every product.
+HEAD_ROWS = {torch.float32: 256}
+HEAD_ROWS_16 = 2048
+
+# Values of a softmax at a time: on a CPU they stay in a core's cache.
+SOFTMAX_VALUES = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 _PROBE_TOKENS = 6
 _SAME_PAST = 32  # units of rounding: experts sum in another order when another token is among theirs
@@ -144,14 +149,15 @@ class TrunkReader(nn.Module):
     def _most_likely(self, input_ids_NT: torch.Tensor, output: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids and probabilities [N, T, k] of the most likely next tokens, and the mass [N, T] of all others."""
         rows, length = input_ids_NT.shape
-        parts = -(-rows * length // HEAD_ROWS)
-        cuts = sorted({length * part // parts for part in range(parts + 1)})
         ids = torch.empty((rows, length, self.topk), dtype=torch.int32, device=input_ids_NT.device)
         probs = torch.empty((rows, length, self.topk), dtype=torch.float32, device=input_ids_NT.device)
-        for start, stop in pairwise(cuts):
+        for start, stop in _even_parts(length, rows, HEAD_ROWS.get(output.last_hidden_state.dtype, HEAD_ROWS_16)):
             logits = self._logits(input_ids_NT[:, start:stop], output, output.last_hidden_state[:, start:stop])
-            probs[:, start:stop], most_likely = torch.softmax(logits.float(), dim=-1).topk(self.topk)
-            ids[:, start:stop] = most_likely
+            some = SOFTMAX_VALUES[logits.device.type] // logits.shape[-1]
+            for first, last in _even_parts(stop - start, rows, max(1, some)):
+                there = slice(start + first, start + last)
+                softmax = torch.softmax(logits[:, first:last], dim=-1, dtype=torch.float32)
+                probs[:, there], ids[:, there] = softmax.topk(self.topk)
         return ids, probs, (1 - probs.sum(dim=-1)).clamp(min=0)  # rounding may bring the sum just above 1
 
     def _logits(self, input_ids_NT: torch.Tensor, output: Any, hidden_NTH: torch.Tensor) -> torch.Tensor:
@@ -186,6 +192,12 @@ class TrunkReader(nn.Module):
             f"model {self._info.model!r} ({self._info.architecture}): {why}, so that it cannot be a trunk. Give a causal language "
             "model with its head, as its class in transformers (…ForCausalLM) saves it."
         )
+
+
+def _even_parts(length: int, rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """`length` positions of so many rows each, cut into parts of nearly the same size and about `most` rows in all."""
+    parts = min(length, -(-rows * length // most))
+    return pairwise(length * part // parts for part in range(parts + 1))
 
 
 def _no_cache(module: Any) -> dict[str, Any]:
