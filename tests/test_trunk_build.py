@@ -248,23 +248,48 @@ def test_a_gpu(model: Path) -> None:
 # models that are no trunk
 
 
-@pytest.mark.parametrize(
-    ("family", "expected"),
-    [("bert", "so that it cannot be a trunk"), ("t5", "use --backbone inner")],
-)
-def test_a_model_that_is_no_causal_one_is_refused(
-    family: str, expected: str, data: tuple[TrunkData, TrunkData], tmp_path: Path
-) -> None:
-    save(FAMILIES[family](), tmp_path / "model")
+MASKED: dict[str, tuple[Callable[[], Any], str]] = {
+    "bert": (FAMILIES["bert"], "BertForMaskedLM.*no causal language model with its head"),
+    "t5": (FAMILIES["t5"], "it has an encoder and a decoder"),
+    "headless": (lambda: tf.Qwen3Model(FAMILIES["qwen3, tied"]().config), "no causal language model with its head"),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_model_that_is_no_causal_one_is_refused(name: str, data: tuple[TrunkData, TrunkData], tmp_path: Path) -> None:
+    make_model, expected = MASKED[name]
+    save(make_model(), tmp_path / "model")
     with pytest.raises(InputError, match=expected):
         build_trunk(make(tmp_path / "model", *data), tmp_path / "bank")
-    assert not list(tmp_path.glob("bank/data-*"))
+    assert not (tmp_path / "bank").exists()
 
 
-def test_a_model_without_its_head_is_refused(data: tuple[TrunkData, TrunkData], tmp_path: Path) -> None:
-    save(tf.Qwen3Model(FAMILIES["qwen3, tied"]().config), tmp_path / "model")
-    with pytest.raises(InputError, match="no LM head over a decoder of its own"):
-        build_trunk(make(tmp_path / "model", *data), tmp_path / "bank")
+@pytest.mark.parametrize(
+    ("name", "expected"), [("bert", "depend on the tokens behind it"), ("headless", "no LM head over a decoder of its own")]
+)
+def test_what_only_running_it_tells_is_found_out_when_it_is_loaded(name: str, expected: str, tmp_path: Path) -> None:
+    config = dataclasses.replace(save(MASKED[name][0](), tmp_path / "model"), backbone="outer")
+    with pytest.raises(InputError, match=expected):
+        load_trunk(config, 4, "post")
+
+
+def test_a_model_without_blocks_to_tap_is_a_trunk_too(data: tuple[TrunkData, TrunkData], tmp_path: Path) -> None:
+    """Mamba's list of hidden states begins elsewhere, so that its layers cannot be tapped; after its norm it is like any other."""
+    save(tf.MambaForCausalLM(tf.MambaConfig(vocab_size=256, hidden_size=32, num_hidden_layers=3)), tmp_path / "model")
+    build_trunk(make(tmp_path / "model", *data), tmp_path / "bank")
+    assert all(check.ok for check in verify(tmp_path / "bank"))
+    with pytest.raises(InputError, match="this model cannot be tapped"):
+        build_trunk(make(tmp_path / "model", *data, hidden="pre"), tmp_path / "pre")
+
+
+def test_nf4(config: TrunkConfig, model: Path, whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantised = ModelConfig(model=str(model), load_in_4bit=True, device="cpu")
+    manifest = build_trunk(dataclasses.replace(config, model=quantised, taps=()), tmp_path / "bank")
+    assert manifest["quantisation"]["type"] == "nf4"
+    assert all(check.ok for check in verify(tmp_path / "bank"))
+    exact, found = (open_trunk(folder).read(0).hidden_tensor().float() for folder in (whole, tmp_path / "bank"))
+    assert not torch.equal(exact, found)
 
 
 # the same bytes, however it is made

@@ -71,6 +71,22 @@ def end_of_text(config: ModelConfig, info: ModelInfo) -> int:
     return 0
 
 
+def require_causal(config: ModelConfig, info: ModelInfo) -> None:
+    """InputError for a model whose class has no head, or looks both ways: by its name, before any weight is loaded. Code that
+    comes with a model is looked at when it runs."""
+    from transformers.models.auto import modeling_auto as auto
+
+    if config.trust_remote_code:
+        return
+    named = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    known = {
+        name for mapping in named for names in mapping.values() for name in ((names,) if isinstance(names, str) else names)
+    }
+    both = read_config(info.folder, trust_remote_code=False).is_encoder_decoder
+    if both or info.architecture not in known:
+        raise _refusal(info, "it has an encoder and a decoder" if both else "that is no causal language model with its head")
+
+
 def load(config: ModelConfig, info: ModelInfo, topk: int, norm: str, *, worker: int = 0) -> Trunk:
     """See arrowbank.models.load_trunk."""
     device = torch.device(resolve_device(config, worker)[0])
@@ -125,7 +141,7 @@ class TrunkReader(nn.Module):
         self._info = info
         inner = model.get_decoder() if hasattr(model, "get_decoder") else None
         if inner is None or inner is model or model.get_output_embeddings() is None:
-            raise self._refusal("it has no LM head over a decoder of its own")
+            raise _refusal(self._info, "it has no LM head over a decoder of its own")
         self._inner_name = next(name for name, module in model.named_modules() if module is inner)
         self._outer_arguments, self._inner_arguments = _no_cache(model), _no_cache(inner)
         self.taps = TapReader(inner, info, device, (), "pre") if norm == "pre" else None
@@ -170,28 +186,29 @@ class TrunkReader(nn.Module):
         """InputError unless the head gives what the whole model gives, and no token sees those behind it."""
         wanted = getattr(self.model(input_ids=probe, **self._outer_arguments), "logits", None)
         if wanted is None or wanted.shape[:2] != probe.shape:
-            raise self._refusal("its forward pass gives no logits for every token")
+            raise _refusal(self._info, "its forward pass gives no logits for every token")
         if wanted.shape[-1] < self.topk:
             raise InputError(
                 f"--topk {self.topk}: model {self._info.model!r} has {wanted.shape[-1]} logits a token; give at most that."
             )
         hidden, output = self._run(probe)
         if hidden.shape != (*probe.shape, self._info.hidden_size):
-            raise self._refusal(f"its decoder gives hidden states of shape {tuple(hidden.shape)}")
+            raise _refusal(self._info, f"its decoder gives hidden states of shape {tuple(hidden.shape)}")
         if not torch.equal(self._logits(probe, output, output.last_hidden_state), wanted):
-            raise self._refusal("its logits do not follow from its decoder's last hidden states alone")
+            raise _refusal(self._info, "its logits do not follow from its decoder's last hidden states alone")
         other = probe.clone()
         other[0, -1] = 0
         seen = self.model(input_ids=other, **self._outer_arguments).logits
         bound = _SAME_PAST * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
         if not float((seen - wanted)[:, :-1].abs().max()) <= bound and torch.isfinite(wanted).all():
-            raise self._refusal("a token's logits depend on the tokens behind it")
+            raise _refusal(self._info, "a token's logits depend on the tokens behind it")
 
-    def _refusal(self, why: str) -> InputError:
-        return InputError(
-            f"model {self._info.model!r} ({self._info.architecture}): {why}, so that it cannot be a trunk. Give a causal language "
-            "model with its head, as its class in transformers (…ForCausalLM) saves it."
-        )
+
+def _refusal(info: ModelInfo, why: str) -> InputError:
+    return InputError(
+        f"model {info.model!r} ({info.architecture}): {why}, so that it cannot be a trunk. Give a causal language model with its "
+        "head, as its class in transformers (…ForCausalLM) saves it."
+    )
 
 
 def _even_parts(length: int, rows: int, most: int) -> Iterator[tuple[int, int]]:

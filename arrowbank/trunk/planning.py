@@ -113,8 +113,12 @@ class TrunkPlan:
 
     @cached_property
     def info(self) -> ModelInfo:
-        """The model; InputError where a window is too long for it, or it has fewer tokens or layers than are asked for."""
-        info, config = describe(self.config.trunk_model), self.config
+        """The model, as it is run: with its head. InputError where it has none, a window is too long for it, or it has fewer
+        tokens or layers than are asked for."""
+        from arrowbank.models.trunk import require_causal
+
+        info, config = replace(describe(self.config.model), backbone="outer"), self.config
+        require_causal(config.model, info)
         if info.max_positions is not None and config.window > info.max_positions:
             raise InputError(
                 f"--window {config.window}: model {info.model!r} has {info.max_positions} positions. Give that or less."
