@@ -7,8 +7,8 @@
     nf4     `name` U8 [⌈n/2⌉]: two codes a byte, the first one in the upper half, over all n values in C order; `name.absmax` F32
             [⌈n/64⌉]: the largest magnitude of each 64 of them; `name.shape` I64: the tensor's shape. value = table[code] · absmax
 
-int8 and nf4 are for matrices. Vectors (norms, biases) and the routers of expert layers, where a rounding changes which expert is
-taken, keep their dtype.
+int8 and nf4 are for matrices; vectors (norms, biases) keep their dtype under them. The routers of expert layers keep theirs under any
+codec: a rounding there changes which expert is taken.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def encode(name: str, values: torch.Tensor, codec: str, dtype: torch.dtype) -> S
             f"tensor {name} has values that are Inf or NaN; expected finite ones. The draft is broken: it is not written."
         )
     values = values.detach()
-    if codec in ("int8", "nf4") and encodes(name, values.shape):
+    if is_router(name):
+        codec = "keep"
+    if codec in ("int8", "nf4") and values.dim() >= 2:
         return _int8(name, values.float()) if codec == "int8" else _nf4(name, values.float())
     plain = values.to({"bf16": torch.bfloat16, "fp16": torch.float16}.get(codec, dtype)).contiguous()
     if not bool(torch.isfinite(plain).all()):
@@ -70,10 +72,10 @@ def encode(name: str, values: torch.Tensor, codec: str, dtype: torch.dtype) -> S
     return {name: plain}
 
 
-def encodes(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether int8 and nf4 encode this tensor: a matrix (or a stack of them) that is not an expert layer's router."""
+def is_router(name: str) -> bool:
+    """Whether a tensor belongs to an expert layer's router."""
     parts = name.split(".")
-    return len(shape) >= 2 and not (len(parts) > 1 and parts[-2] in _ROUTERS)
+    return len(parts) > 1 and parts[-2] in _ROUTERS
 
 
 def stored_codec(name: str, dtypes: Mapping[str, str]) -> str | None:

@@ -53,6 +53,8 @@ def rounds(
     """(the hidden states that rows are fed in rounds [N, T, H], the draft's output on them), after `steps` passes.
 
     Row q takes token t_{q+1} at any step. Rows of steps 2 … take the draft's output at row q − 1, all others keep the trunk's.
+    Pass j fills the rows of step j in all rounds at once: so what row q takes was computed over rounds before it that were filled
+    as far as step j − 1, and the output comes from rows all of which are filled.
     """
     tokens = step_tokens(input_ids_NT, 1, fill)
     step_T = round_steps(tokens.shape[1], steps=steps, stride=stride, offset=offset).to(tokens.device)
