@@ -189,7 +189,7 @@ def test_a_snapshot_goes_back(llama: Made) -> None:
     assert not torch.equal(run(draft).post, expected)
     draft.set_weights(before)
     assert torch.equal(run(draft).post, expected)
-    with pytest.raises(InputError, match="differ in enorm.weight"):
+    with pytest.raises(InputError, match=r"differ in enorm\.weight"):
         draft.set_weights({name: value for name, value in before.items() if name != "enorm.weight"})
 
 
@@ -207,7 +207,7 @@ def test_a_draft_in_bfloat16_over_a_bfloat16_trunk_and_a_wide_one_agree(tmp_path
 
 def test_a_trunk_without_a_draft_says_init(tmp_path: Path) -> None:
     made = drafts.make("llama, canonical", tmp_path, draft=False)
-    with pytest.raises(InputError, match="no tensors of an MTP draft.*--init"):
+    with pytest.raises(InputError, match=r"no tensors of an MTP draft.*--init"):
         load_draft(made.trunk(), tmp_path)
 
 
