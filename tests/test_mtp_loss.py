@@ -98,6 +98,28 @@ def test_a_float32_draft_over_a_bfloat16_head_keeps_its_gradient_wide() -> None:
     assert bool(hidden.grad.abs().sum() > 0)
 
 
+def test_autocast_around_it_changes_nothing() -> None:
+    hidden, head, _, ids, probs = drawn(9, 5)
+    hidden.requires_grad_(True)
+    topk_kl(hidden, head, ids, probs).mean().backward()
+    expected, hidden.grad = hidden.grad, None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        topk_kl(hidden, head, ids, probs).mean().backward()
+    assert torch.equal(hidden.grad, expected)
+
+
+def test_rows_without_targets_have_neither_loss_nor_gradient() -> None:
+    hidden, head, _, ids, probs = drawn(4, 3)
+    hidden.requires_grad_(True)
+    probs[2] = 0
+    losses = topk_kl(hidden, head, ids, probs)
+    losses.sum().backward()
+    assert losses[2].item() == 0
+    assert hidden.grad is not None
+    assert not hidden.grad[2].any()
+    assert hidden.grad[1].any()
+
+
 def test_the_missing_mass_is_not_made_good() -> None:
     hidden, head, _, ids, probs = drawn(6, 3)
     whole = torch.zeros(6, 40).scatter(1, ids, probs)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from arrowbank.errors import InputError
 from arrowbank.mtp.checkpoint import Checkpoint
-from arrowbank.mtp.codecs import CODECS, NF4_TABLE, decode, encode
+from arrowbank.mtp.codecs import CODECS, NF4_TABLE, decode, encode, is_router
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loading import init_from_last_block, load_draft
 from arrowbank.mtp.saving import read_provenance, save_draft
@@ -79,7 +79,7 @@ def test_every_codec_is_read_back_as_it_is_stored(made: Made, tmp_path: Path, co
     own, bits = draft.tensors(), {"bf16": 8, "fp16": 11, "int8": 7, "nf4": 2.4}[codec]
     for name, tensor in again.tensors().items():
         error = (tensor - own[name]).abs().max() / own[name].abs().max()
-        assert error <= 2.0 ** -(8 if ".mlp.gate." in name else bits), name  # routers keep their bfloat16
+        assert error <= 2.0 ** -(8 if is_router(name) else bits), name  # routers keep their bfloat16
     found = checkpoint.layout()
     assert checkpoint.codec(found.stored("eh_proj.weight")) == (codec if codec in ("int8", "nf4") else "keep")
     assert checkpoint.codec(found.stored("norm.weight")) == "keep"
@@ -87,7 +87,12 @@ def test_every_codec_is_read_back_as_it_is_stored(made: Made, tmp_path: Path, co
     untouched = set(tensors(made.folder)) - set(made.stored)
     before, after = tensors(made.folder), tensors(tmp_path / "copy")
     assert all(torch.equal(before[name], after[name]) for name in untouched)
-    routers = [name for name in made.stored if ".mlp.gate." in name]
+    routers = [name for name in made.stored if is_router(name)]
+    assert {name.rpartition(".mlp.")[2] for name in routers} <= {
+        "gate.weight",
+        "gate.e_score_correction_bias",
+        "shared_expert_gate.weight",
+    }
     assert all(after[name].dtype == torch.bfloat16 for name in routers)
 
 
@@ -235,7 +240,7 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
 def test_packed_experts_are_read_and_written_packed(tmp_path: Path) -> None:
     made = drafts.make("qwen3-next", tmp_path / "source")
     block, all_tensors = "mtp.layers.0.mlp.experts", tensors(made.folder)
-    expected = {name: tensor for name, tensor in load_draft(made.trunk(), made.folder).weights().items()}
+    expected = load_draft(made.trunk(), made.folder).weights()
 
     def stack(part: str) -> torch.Tensor:
         return torch.stack([all_tensors[f"{block}.{expert}.{part}_proj.weight"] for expert in range(4)])

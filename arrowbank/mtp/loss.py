@@ -24,6 +24,7 @@ from arrowbank.errors import InputError
 
 CHUNK_BYTES = 1 << 27  # of float32 logits at a time
 _LEAST_ROWS = 16
+_TINY = 1e-30
 
 
 def topk_kl(
@@ -49,7 +50,8 @@ def topk_kl(
         raise InputError(f"hard is {hard}; expected a share from 0 to 1 of the mass")
     chunk = chunk_rows or rows_at_a_time(head_VH.shape[0])
     targets = hardened(probs_RK.float(), hard)
-    losses: torch.Tensor = _TopKKL.apply(hidden_RH, head_VH, bias_V, ids_RK.long(), targets, chunk)  # type: ignore[no-untyped-call]
+    with torch.autocast(hidden_RH.device.type, enabled=False):  # the head's dtype decides, also where the draft runs under it
+        losses: torch.Tensor = _TopKKL.apply(hidden_RH, head_VH, bias_V, ids_RK.long(), targets, chunk)  # type: ignore[no-untyped-call]
     return losses
 
 
@@ -80,19 +82,29 @@ class _TopKKL(torch.autograd.Function):
         targets_RK: torch.Tensor,
         chunk: int,
     ) -> torch.Tensor:
-        wanted = ctx.needs_input_grad[0]
         losses = hidden_RH.new_empty(len(hidden_RH), dtype=torch.float32)
-        gradient = torch.empty_like(hidden_RH) if wanted else None
+        gradient = torch.empty_like(hidden_RH) if ctx.needs_input_grad[0] else None
+        chunk = max(1, min(chunk, len(hidden_RH)))
+        # the two large buffers, made once: new ones for each chunk would cost a CPU as much as the sums over them
+        logits_CV = head_VH.new_empty((chunk, len(head_VH)))
+        q_CV = logits_CV.new_empty(logits_CV.shape, dtype=torch.float32)
         for start in range(0, len(hidden_RH), chunk):
             part = slice(start, start + chunk)
-            logits = functional.linear(hidden_RH[part].to(head_VH.dtype), head_VH, bias_V).float()
-            ids, targets = ids_RK[part], targets_RK[part]
-            total = torch.logsumexp(logits, dim=1, keepdim=True)
-            log_q = logits.gather(1, ids) - total
+            hidden, ids, targets = hidden_RH[part].to(head_VH.dtype), ids_RK[part], targets_RK[part]
+            logits, q = logits_CV[: len(hidden)], q_CV[: len(hidden)]
+            torch.mm(hidden, head_VH.T, out=logits)
+            if bias_V is not None:
+                logits += bias_V
+            torch.softmax(logits, dim=1, dtype=torch.float32, out=q)
+            largest, at = logits.max(dim=1, keepdim=True)
+            total = largest.float() - q.gather(1, at).log()  # log Σ exp(logits): the largest q is never near 0
+            log_q = logits.gather(1, ids).float() - total
             losses[part] = (torch.xlogy(targets, targets) - targets * log_q).sum(dim=1)
-            if gradient is not None:
-                slope = logits.sub_(total).exp_().mul_(targets.sum(dim=1, keepdim=True)).scatter_add_(1, ids, -targets)
-                gradient[part] = (slope.to(head_VH.dtype) @ head_VH).to(hidden_RH.dtype)
+            if gradient is not None:  # s' · (q − p' / s') · head
+                mass = targets.sum(dim=1, keepdim=True)
+                q.scatter_add_(1, ids, -targets / mass.clamp_min(_TINY))
+                slope = q if q.dtype == logits.dtype else logits.copy_(q)
+                gradient[part] = (slope @ head_VH).float().mul_(mass)
         ctx.save_for_backward(gradient)
         return losses
 
