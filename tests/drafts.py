@@ -199,3 +199,14 @@ def _shaken(model: Any) -> Any:
         if "e_score_correction_bias" in name:
             buffer.copy_(torch.randn_like(buffer) * 0.1)
     return model
+
+
+def save_from(source: str, target: str) -> None:
+    """A target for tests/kill.py: the draft of `source`, doubled, as a copy of its checkpoint."""
+    from arrowbank.mtp.loading import load_draft
+    from arrowbank.mtp.saving import save_draft
+
+    draft = load_draft(load_trunk(Path(source)), Path(source))
+    with torch.no_grad():
+        draft.eh_proj.weight.mul_(2)
+    save_draft(draft, Path(source), Path(target), provenance={})

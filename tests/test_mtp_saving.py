@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from arrowbank.mtp.codecs import CODECS, NF4_TABLE, decode, encode, is_router
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loading import init_from_last_block, load_draft
 from arrowbank.mtp.saving import read_provenance, save_draft
-from tests import drafts
+from tests import drafts, kill
 from tests.drafts import FAMILIES, LAYERS, Made
 
 RECORD = {"steps": 25, "data": {"set": "a b ü"}, "lr": 2e-5}
@@ -169,6 +171,39 @@ def test_the_source_is_not_written_to_and_nothing_is_overwritten(llama: Made, tm
         save_draft(draft, llama.folder, tmp_path / "new", codec="int4", provenance=RECORD)
     assert (llama.folder / "model.safetensors").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_a_copy_that_is_killed_is_whole_or_not_there(
+    llama: Made,
+    tmp_path: Path,
+    kill_at: Callable[..., kill.Outcome],
+    tree_bytes: Callable[[Path | str], dict[str, str]],
+) -> None:
+    drafts.save_from(str(llama.folder), str(tmp_path / "whole"))
+    expected = tree_bytes(tmp_path / "whole")
+    died = 0
+    for moment in range(1, 60):
+        target = tmp_path / "out" / "copy"
+        target.parent.mkdir(exist_ok=True)
+        outcome = kill_at(moment, drafts.save_from, str(llama.folder), str(target))
+        if not outcome.killed:
+            assert not outcome.error, outcome.error
+            break
+        died += 1
+        if target.exists():
+            assert tree_bytes(target) == expected
+            shutil.rmtree(target)
+    assert died >= 6
+    assert [path.name for path in target.parent.iterdir()] == ["copy"]  # and nothing of those that died
+    assert tree_bytes(target) == expected
+
+
+def test_strange_tensors_where_a_new_draft_would_go_are_refused(tmp_path: Path) -> None:
+    made = drafts.make("llama, canonical", tmp_path / "source", draft=False)
+    draft = init_from_last_block(made.trunk())
+    drafts.write(made.folder, tensors(made.folder) | {"model.mtp.layers.3.enorm.weight": torch.ones(2)})
+    with pytest.raises(InputError, match=r"has model\.mtp\.layers\.3\.enorm\.weight, which is no draft"):
+        save_draft(draft, made.folder, tmp_path / "copy", provenance=RECORD)
 
 
 def test_a_broken_draft_is_not_written(llama: Made, tmp_path: Path) -> None:

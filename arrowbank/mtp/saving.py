@@ -8,8 +8,10 @@ names.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
@@ -27,7 +29,7 @@ from arrowbank.models.source import INDEX, SINGLE, read_json
 from arrowbank.mtp.checkpoint import PROVENANCE, Checkpoint
 from arrowbank.mtp.codecs import NAMES, Stored, check_codec, encode
 from arrowbank.mtp.draft import Draft
-from arrowbank.mtp.layouts import CANONICAL, FoundLayout
+from arrowbank.mtp.layouts import CANONICAL, FoundLayout, shown
 from arrowbank.mtp.loading import check_shapes
 from arrowbank.mtp.places import Place, find_places
 
@@ -75,11 +77,17 @@ def save_draft(
     places = find_places(found, shapes, checkpoint.names if known else None)
     if known:
         check_shapes(checkpoint, places)
+    elif strange := found.own_tensors(checkpoint.names):
+        raise InputError(
+            f"{source} has {shown(strange)}, which is no draft of a known layout, where the new draft would be stored. Remove these "
+            "tensors first."
+        )
     changes = _changes(checkpoint, own, places, codec=codec, dtype=draft.trunk.dtype)
     record = json.dumps(dict(provenance), sort_keys=True, ensure_ascii=False)
     hidden = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with explained(target):
         require_space(target.parent, _needed(checkpoint, changes), "the copy of the checkpoint")
+        _sweep(target)
         hidden.mkdir(parents=True)
         try:
             digests = _write(checkpoint, hidden, changes, record)
@@ -114,6 +122,14 @@ def check_target(source: Path, target: Path) -> None:
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} is there already and not empty; expected a new folder. Give another one, or remove it.")
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writers of `target` on this machine left behind."""
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        process = re.fullmatch(r"(\d+)-[0-9a-f]{8}", leftover.name[len(target.name) + 2 : -4])
+        if process and leftover.is_dir() and not Path(f"/proc/{process[1]}").exists():
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _changes(

@@ -85,7 +85,7 @@ def trunk_of(model: Any) -> Trunk:
             f"expected plain floats [V, {decoder.config.hidden_size}]. Load the model without quantising its head."
         )
     probe = torch.arange(_PROBE_TOKENS, device=weight.device)[None] % weight.shape[0]
-    with torch.inference_mode():
+    with torch.no_grad():
         found = head(decoder(input_ids=probe, use_cache=False).last_hidden_state)
         expected = model(input_ids=probe, use_cache=False).logits
     if not torch.allclose(found.float(), expected.float(), rtol=1e-2, atol=1e-2 * float(expected.float().abs().max())):

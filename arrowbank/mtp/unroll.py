@@ -62,6 +62,6 @@ def rounds(
     output: DraftOutput = draft(tokens, fed)
     for step in range(2, steps + 1):
         rows = (step_T == step).nonzero().squeeze(1)
-        fed = fed.index_copy(1, rows, output.side(draft.recycle)[:, rows - 1])
+        fed = fed.index_copy(1, rows, output.side(draft.recycle)[:, rows - 1].to(fed.dtype))
         output = draft(tokens, fed)
     return fed, output
