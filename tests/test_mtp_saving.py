@@ -19,7 +19,7 @@ from arrowbank.mtp.checkpoint import Checkpoint
 from arrowbank.mtp.codecs import CODECS, NF4_TABLE, decode, encode, is_router
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loading import init_from_last_block, load_draft
-from arrowbank.mtp.saving import read_provenance, save_draft
+from arrowbank.mtp.saving import save_draft
 from tests import drafts, kill
 from tests.drafts import FAMILIES, LAYERS, Made
 
@@ -151,8 +151,9 @@ def test_a_draft_from_another_checkpoint_takes_the_targets_names(tmp_path: Path,
 
 def test_the_record_stands_in_the_metadata_beside_what_was_there(llama: Made, tmp_path: Path) -> None:
     save_draft(moved(llama), llama.folder, tmp_path / "copy", provenance=RECORD)
-    assert read_provenance(tmp_path / "copy") == RECORD
-    assert read_provenance(llama.folder) is None
+    own = {"family": "canonical", "codec": "keep", "hidden": "post", "recycle": "post", "init": "checkpoint"}
+    assert Checkpoint(tmp_path / "copy").record() == RECORD | {"draft": own}
+    assert Checkpoint(llama.folder).record() is None
     with safe_open(tmp_path / "copy" / "model.safetensors", framework="pt") as file:
         assert file.metadata()["format"] == "pt"
     assert (tmp_path / "copy" / "config.json").read_bytes() == (llama.folder / "config.json").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,20 @@ class Checkpoint:
     def names(self) -> set[str]:
         """All tensors' names, without the scales and shapes that belong to encoded ones."""
         return {name for name in self.place if not is_part(name, self.place)}
+
+    def record(self) -> dict[str, Any] | None:
+        """What `save_draft` wrote about the draft in here; None where it did not. InputError if it is not a JSON object."""
+        for path, file in self.files.items():
+            text = file.metadata.get(PROVENANCE)
+            if text is None:
+                continue
+            try:
+                return dict(json.loads(text))
+            except (ValueError, TypeError) as error:
+                raise InputError(
+                    f"{path}: its record {PROVENANCE!r} is not a JSON object ({error}). Write the draft again."
+                ) from None
+        return None
 
     def codec(self, name: str) -> str:
         """By what a tensor is stored: keep, int8 or nf4. Raises InputError for a dtype that a draft cannot be read from."""

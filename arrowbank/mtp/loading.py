@@ -22,7 +22,8 @@ def load_draft(model: Any, folder: Path, *, dtype: torch.dtype | None = None, nu
     """The draft stored in `folder`, over `model`: its trunk, a language model of transformers with its head.
 
     `folder` may be another checkpoint than the trunk's (--draft-from). dtype: the trunk's where None. number: which draft of
-    several. Raises InputError if there is no draft, its layout is not known, or its tensors are not those of a block of this trunk.
+    several. It is fed what the checkpoint's record says, else what its family is fed. Raises InputError if there is no draft, its
+    layout is not known, or its tensors are not those of a block of this trunk.
     """
     checkpoint = Checkpoint(folder)
     found = checkpoint.layout(number)
@@ -34,6 +35,9 @@ def load_draft(model: Any, folder: Path, *, dtype: torch.dtype | None = None, nu
     check_shapes(checkpoint, places)
     _fill(own, places, checkpoint)
     draft.origin = DraftOrigin(init="checkpoint", family=found.layout.family, notes=_notes(checkpoint, found))
+    written = (checkpoint.record() or {}).get("draft")
+    if isinstance(written, dict):  # by save_draft: what it was fed need not be the family's
+        draft.feed(hidden=written.get("hidden"), recycle=written.get("recycle"))
     check_plain(draft)
     return draft
 

@@ -64,8 +64,9 @@ def save_draft(
     """Write the checkpoint `source` with the tensors of `draft` as the folder `target`, which must not exist or be empty.
 
     codec: see codecs.py; with "keep", a tensor that is still what the source has keeps its bytes. `provenance` (JSON-able) goes into
-    the metadata of each weight file with a part of the draft. Raises InputError for a target in or over the source, a codec that is
-    not known, or a source whose draft has other tensors; DiskFull before anything is written.
+    the metadata of each weight file with a part of the draft, and with it, as "draft", its family, codec, what it is fed and how it
+    began. Raises InputError for a target in or over the source, a codec that is not known, or a source whose draft has other
+    tensors; DiskFull before anything is written.
     """
     check_codec(codec)
     check_target(source, target)
@@ -83,7 +84,14 @@ def save_draft(
             "tensors first."
         )
     changes = _changes(checkpoint, own, places, codec=codec, dtype=draft.trunk.dtype)
-    record = json.dumps(dict(provenance), sort_keys=True, ensure_ascii=False)
+    kept = {
+        "family": found.layout.family,
+        "codec": codec,
+        "hidden": draft.hidden,
+        "recycle": draft.recycle,
+        "init": draft.origin.init,
+    }
+    record = json.dumps(dict(provenance) | {"draft": kept}, sort_keys=True, ensure_ascii=False)
     hidden = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with explained(target):
         require_space(target.parent, _needed(checkpoint, changes), "the copy of the checkpoint")
@@ -96,21 +104,6 @@ def save_draft(
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
     return SavedDraft(folder=target, codec=codec, family=found.layout.family, draft_bytes=_size(changes), sha256=digests)
-
-
-def read_provenance(folder: Path) -> dict[str, Any] | None:
-    """The record that `save_draft` wrote into a checkpoint; None for one that has none. InputError for one that is not JSON."""
-    for path, file in Checkpoint(folder).files.items():
-        text = file.metadata.get(PROVENANCE)
-        if text is None:
-            continue
-        try:
-            return dict(json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise InputError(
-                f"{path}: its record {PROVENANCE!r} is not a JSON object ({error}). Write the draft again."
-            ) from None
-    return None
 
 
 def check_target(source: Path, target: Path) -> None:
