@@ -27,7 +27,7 @@ from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, SafetensorsFile
 from arrowbank.models.source import INDEX, SINGLE, read_json
 from arrowbank.mtp.checkpoint import PROVENANCE, Checkpoint
-from arrowbank.mtp.codecs import NAMES, Stored, check_codec, encode
+from arrowbank.mtp.codecs import NAMES, Stored, check_codec, encode, is_router
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.layouts import CANONICAL, FoundLayout, shown
 from arrowbank.mtp.loading import check_shapes
@@ -121,8 +121,18 @@ def _sweep(target: Path) -> None:
     """Remove what killed writers of `target` on this machine left behind."""
     for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         process = re.fullmatch(r"(\d+)-[0-9a-f]{8}", leftover.name[len(target.name) + 2 : -4])
-        if process and leftover.is_dir() and not Path(f"/proc/{process[1]}").exists():
+        if process and leftover.is_dir() and not _lives(int(process[1])):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _changes(
@@ -138,7 +148,7 @@ def _changes(
             stored = _as_it_was(checkpoint, place.stored, values, codec)
         else:
             file = SINGLE if single else DRAFT_FILE
-            stored = encode(place.stored, values, codec, dtype)
+            stored = encode(place.stored, values, codec, values.dtype if is_router(place.stored) else dtype)
         changes.new.setdefault(file, {}).update(stored)
     return changes
 
@@ -242,4 +252,6 @@ def _take_over(path: Path, copy: Path) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-    shutil.copyfile(path, copy)
+    with path.open("rb", buffering=0) as source, publishing(copy, hashed=False) as file:
+        while piece := source.read(_PIECE):
+            file.write(piece)
