@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from arrowbank.encoding import EncodeConfig, RunOptions, encode
     from arrowbank.encoding.estimate import Estimate, estimate
     from arrowbank.exporting import ExportConfig, export
+    from arrowbank.heal.config import HealConfig
+    from arrowbank.heal.healing import heal_draft
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.targets.capturing import CaptureConfig, capture
@@ -46,6 +48,7 @@ _HOME = {
     "ExportConfig": "exporting",
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
+    "HealConfig": "heal.config",
     "ImportConfig": "targets.importing",
     "ModelConfig": "models",
     "RunOptions": "encoding",
@@ -62,6 +65,7 @@ _HOME = {
     "encode": "encoding",
     "estimate": "encoding.estimate",
     "export": "exporting",
+    "heal_draft": "heal.healing",
     "import_targets": "targets.importing",
     "import_to_deepspec": "targets.importing",
     "open_bank": "bank",
@@ -84,6 +88,7 @@ __all__ = [
     "ExportConfig",
     "FeatureBank",
     "FeatureDataset",
+    "HealConfig",
     "ImportConfig",
     "ModelConfig",
     "RunOptions",
@@ -100,6 +105,7 @@ __all__ = [
     "encode",
     "estimate",
     "export",
+    "heal_draft",
     "import_targets",
     "import_to_deepspec",
     "open_bank",

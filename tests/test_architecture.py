@@ -25,6 +25,7 @@ LAYERS: dict[str, float] = {
     "progress": 0,
     "bank": 1,
     "plan": 1,
+    "shuffle": 1,
     "engine": 2,
     "models": 2,
     "formats": 2,

@@ -17,7 +17,8 @@ from arrowbank import TokenizeConfig, TrunkConfig, TrunkData, tokenize
 from arrowbank.cli.trunk_options import data_sets
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.models import load_tokenizer
-from arrowbank.trunk.packing import Windows, shuffled
+from arrowbank.shuffle import shuffled
+from arrowbank.trunk.packing import Windows
 from arrowbank.trunk.planning import TrunkPlan
 from tests import tiny
 from tests.banks import make_texts, make_tokens

@@ -6,7 +6,7 @@ nothing here depends on a library's random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,28 +15,8 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 
-SEED = 0x9E3779B97F4A7C15
-MASK = 2**64 - 1
 LEAST_REAL = 16  # tokens of a short last window, beside those that the chain looks ahead
 HELD_OUT_EVERY = 10
-
-
-def xorshift64(state: int = SEED) -> Iterator[int]:
-    """The numbers that follow `state`, each of 64 bits."""
-    while True:
-        state ^= (state << 13) & MASK
-        state ^= state >> 7
-        state ^= (state << 17) & MASK
-        yield state
-
-
-def shuffled(count: int) -> list[int]:
-    """0 … count − 1 in the one order of the format: a Fisher-Yates shuffle from the end, by xorshift64."""
-    order = list(range(count))
-    for i, number in zip(range(count - 1, 0, -1), xorshift64(), strict=False):
-        j = number % (i + 1)
-        order[i], order[j] = order[j], order[i]
-    return order
 
 
 def joined(records: Iterable[Ids], tokens: int) -> Ids:

@@ -12,7 +12,8 @@ from arrowbank.bank.trunk import window_bytes
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_tokenizer, tokenizer_fingerprint
 from arrowbank.plan import BatchRules, Shard
-from arrowbank.trunk.packing import HELD_OUT_EVERY, PackedSet, Windows, least_tokens, pack, shuffled
+from arrowbank.shuffle import shuffled
+from arrowbank.trunk.packing import HELD_OUT_EVERY, PackedSet, Windows, least_tokens, pack
 from arrowbank.trunk.sources import Records, open_source
 
 if TYPE_CHECKING:

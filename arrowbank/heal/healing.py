@@ -1,0 +1,290 @@
+"""The stage `heal`: a draft is trained to agree with its own trunk again, measured before and after, and written back.
+
+Beside the folder that is written lies OUT.heal: the training's state until it is done, then its trace, its picture and the report. What
+counts is the file that will be served, so every file that is written is opened again and measured as it is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json
+from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
+from arrowbank.bank.trunk import TrunkBank, open_trunk
+from arrowbank.errors import ContractError, InputError, PlanMismatch
+from arrowbank.heal.config import HealConfig
+from arrowbank.heal.dump import dump_drafts
+from arrowbank.heal.measure import Measured, measure
+from arrowbank.heal.parity import check_conventions
+from arrowbank.heal.plot import plot_trace
+from arrowbank.heal.state import STATE
+from arrowbank.heal.training import FED, TRACE, Training
+from arrowbank.heal.windows import Windows
+from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
+from arrowbank.mtp.draft import Draft
+from arrowbank.mtp.loading import init_from_last_block, load_draft
+from arrowbank.mtp.saving import SavedDraft, check_target, save_draft
+from arrowbank.mtp.trunk import Trunk, trunk_of
+from arrowbank.progress import SILENT, Progress
+
+PLAN, REPORT = "plan.json", "report.json"
+KIND = "heal"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that was written, and what its draft accepts as it is stored."""
+
+    saved: SavedDraft
+    accepted: Measured
+
+
+@dataclass(frozen=True)
+class Healed:
+    """What came of it. `before` and `after` are measured on the held-out windows, in the training's own precision."""
+
+    before: Measured
+    after: Measured
+    best_step: int
+    conventions: Mapping[str, float]
+    written: list[Written] = field(default_factory=list)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+def heal_draft(
+    config: HealConfig,
+    trunk_bank: str | Path,
+    out: str | Path,
+    *,
+    dump: str | Path | None = None,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Heal the draft of `config.model` on `trunk_bank` and write the checkpoint with it to `out`; the report.
+
+    Goes on where an earlier run of the same plan stopped. `dump`: also write the draft's rows on the held-out windows, before and
+    after, as a bank there.
+
+    Raises InputError (options, a bank with too few windows, no draft, conventions that contradict the draft), ContractError (a bank
+    of another model), BadVector (training that does not stay finite), PlanMismatch, BankLocked, CorruptBank, DiskFull.
+    """
+    out = Path(out)
+    bank = _bank_of(config, trunk_bank)
+    rows, held_out = _rows(config, bank)
+    folder = resolve_model(config.model.model, code=config.model.trust_remote_code)
+    work = out.with_name(f"{out.name}.heal")
+    targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
+    recipe = _recipe(config, bank, folder)
+    if _is_done(work, recipe, restart=restart):
+        progress.message(f"{out}: already complete, nothing to do")
+        report: dict[str, Any] = read_json(work / REPORT)
+        return report
+    for _, target in targets:
+        check_target(folder, target)
+    with explained(work):
+        work.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(work)
+    try:
+        _begin(work, recipe, restart=restart)
+        return _run(config, bank, rows, held_out, folder, work, targets, dump, recipe, progress)
+    finally:
+        lock.release()
+        (work / "lock").unlink(missing_ok=True)
+
+
+def _run(
+    config: HealConfig,
+    bank: TrunkBank,
+    rows: Sequence[int],
+    held_out: Sequence[int],
+    folder: Path,
+    work: Path,
+    targets: list[tuple[str, Path]],
+    dump: str | Path | None,
+    recipe: Mapping[str, Any],
+    progress: Progress,
+) -> dict[str, Any]:
+    trunk = _load_trunk(config.model)
+    draft = _first_draft(config, trunk, folder)
+    for note in draft.origin.notes:
+        progress.message(note)
+    windows = Windows(bank, draft)
+    count = {"chain": config.chain, "stride": config.stride, "batch": config.batch, "in_order": config.in_order}
+    conventions = {} if config.init else check_conventions(draft, windows, held_out, chain=config.chain, batch=config.batch)
+    first = draft.weights()
+    before = measure(draft, windows, held_out, **count)
+    best_step = 0
+    if config.epochs:
+        training = Training(config, draft, windows, rows, held_out, work)
+        training.run(progress)
+        best_step = training.at.best_step
+    after = measure(draft, windows, held_out, **count)
+    healed = Healed(before, after, best_step, conventions)
+    provenance = _provenance(config, bank, healed)
+    for codec, target in targets if config.epochs or config.codec != "keep" else targets[1:]:
+        saved = save_draft(draft, folder, target, codec=codec, provenance=provenance)
+        stored = load_draft(trunk, target).feed(hidden=draft.hidden, recycle=draft.recycle)
+        healed.written.append(Written(saved, measure(stored, windows, held_out, **count)))
+        progress.message(f"{target}: {codec}, {healed.written[-1].accepted.whole.score:.3f} drafts a round as stored")
+    if dump is not None:
+        dump_drafts(dump, draft, windows, held_out, {"before": first, "after": draft.weights()}, config, recipe)
+    report = _report(provenance, healed)
+    _finish(work, report, traced=bool(config.epochs))
+    return report
+
+
+def _bank_of(config: HealConfig, folder: str | Path) -> TrunkBank:
+    """The bank, which must be of this very model and reach as far as the chain."""
+    bank = open_trunk(folder)
+    fingerprint = describe(config.model).fingerprint
+    if bank.manifest["model_fingerprint"] != fingerprint:
+        raise ContractError(
+            f"{folder}: a trunk bank of {bank.manifest['model_path']} with weights {str(bank.manifest['model_fingerprint'])[:12]}, "
+            f"expected those of {config.model.model}, {fingerprint[:12]}. Build the bank of this model: arrowbank trunk build.",
+            "model_fingerprint",
+        )
+    return bank
+
+
+def _rows(config: HealConfig, bank: TrunkBank) -> tuple[Sequence[int], Sequence[int]]:
+    """The rows to train on (none with epochs 0), and those to measure on."""
+    held_out = bank.held_out_rows.tolist()
+    if not held_out:
+        raise InputError(f"{bank.folder}: no window is held out to measure on. Build a bank of at least ten windows.")
+    return (bank.training_rows(config.batch).tolist() if config.epochs else []), held_out
+
+
+def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]:
+    """Everything that decides what is written."""
+    first = None
+    if config.draft_from is not None:
+        first = model_fingerprint(resolve_model(config.draft_from), code=False)
+    return {
+        **config.recipe(),
+        "trunk_bank": bank.content_digest,
+        "model": bank.manifest["model_fingerprint"],
+        "dtype": config.model.dtype,
+        "draft_from": first,
+        "hidden": config.hidden,
+        "recycle": config.recycle,
+        "codec": config.codec,
+        "also": [list(one) for one in config.also],
+        "in_order": config.in_order,
+    }
+
+
+def _is_done(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> bool:
+    if restart or not (work / REPORT).exists():
+        return False
+    return bool(read_json(work / PLAN)["digest"] == plan_digest(KIND, recipe))
+
+
+def _begin(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
+    """Note the plan; PlanMismatch where the folder holds another one's work."""
+    path = work / PLAN
+    if restart:
+        for name in (PLAN, REPORT, STATE, TRACE, FED):
+            (work / name).unlink(missing_ok=True)
+    elif path.exists() and (found := read_json(path))["digest"] != plan_digest(KIND, recipe):
+        fields = differing_fields(found["recipe"], json.loads(json.dumps(recipe)))
+        lines = "".join(f"\n  {name}: found {old!r}, wanted {new!r}" for name, (old, new) in fields.items())
+        raise PlanMismatch(
+            f"{work}: holds the work of another healing; these fields differ:{lines}\n"
+            "Give --restart to throw that work away, or another --out to keep it.",
+            fields,
+        )
+    publish_json(path, {"digest": plan_digest(KIND, recipe), "recipe": recipe})
+
+
+def _load_trunk(config: ModelConfig) -> Trunk:
+    from arrowbank.models.device import resolve_device
+    from arrowbank.models.loading import load_reader
+
+    outer = replace(config, backbone="outer")
+    device = torch.device(resolve_device(outer)[0])
+    model: Any = load_reader(outer, describe(outer), device, lambda model: model)
+    return trunk_of(model)
+
+
+def _first_draft(config: HealConfig, trunk: Trunk, folder: Path) -> Draft:
+    """The draft to begin with, in float32: steps of 2e-5 are lost in bfloat16."""
+    if config.init:
+        draft = init_from_last_block(trunk, dtype=torch.float32)
+    else:
+        source = folder if config.draft_from is None else resolve_model(config.draft_from)
+        draft = load_draft(trunk, source, dtype=torch.float32)
+    return draft.feed(hidden=config.hidden, recycle=config.recycle)  # type: ignore[arg-type]  # checked there
+
+
+def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str, Any]:
+    """What is put into the metadata of every file that is written."""
+    counts = bank.manifest["counts"]
+    return {
+        "made_by": "arrowbank heal",
+        "data": bank.manifest["sets"],
+        "tokens": counts["tokens"],
+        "windows": counts["windows"],
+        "k": bank.topk,
+        **{
+            name: getattr(config, name)
+            for name in ("chain", "stride", "epochs", "lr", "batch", "hard", "refresh", "draft_from")
+        },
+        "best_step": healed.best_step,
+        "before": healed.before.record(),
+        "after": healed.after.record(),
+    }
+
+
+def _report(provenance: Mapping[str, Any], healed: Healed) -> dict[str, Any]:
+    files = [
+        {
+            "folder": str(one.saved.folder),
+            "codec": one.saved.codec,
+            "draft_bytes": one.saved.draft_bytes,
+            "sha256": dict(one.saved.sha256),
+            "accepted": one.accepted.record(),
+        }
+        for one in healed.written
+    ]
+    return {**provenance, "conventions": dict(healed.conventions), "files": files}
+
+
+def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
+    if traced:
+        for name, data in plot_trace(work / TRACE).items():
+            publish_bytes(work / name, data)
+    publish_json(work / REPORT, report)
+    for name in (STATE, FED):
+        (work / name).unlink(missing_ok=True)
+
+
+def table(report: Mapping[str, Any]) -> list[str]:
+    """Before and after by data set and chain step, and each written file, for a person."""
+    lines = [
+        "                       "
+        + "".join(f"   rate {step + 1}" for step in range(len(report["before"]["rates"])))
+        + "   drafts a round"
+    ]
+
+    def row(name: str, counts: Mapping[str, Any]) -> str:
+        rates = "".join("        –" if rate is None else f"{rate:9.3f}" for rate in counts["rates"])
+        return f"{name:23}{rates}{counts['score']:17.3f}"
+
+    for name in ("", *report["before"]["sets"]):
+        for when in ("before", "after"):
+            found = report[when]["sets"][name] if name else report[when]
+            lines.append(row(f"{name or 'all'}, {when}", found))
+    lines.append(row("control (must miss)", report["after"]["control"]))
+    if "in_order" in report["after"]:
+        lines += [row(f"in order, {when}", report[when]["in_order"]) for when in ("before", "after")]
+    for one in report["files"]:
+        lines.append(
+            row(f"{one['codec']} as stored", one["accepted"]) + f"   {one['folder']} ({one['draft_bytes']:,} bytes of draft)"
+        )
+    return lines
