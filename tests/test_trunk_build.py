@@ -159,6 +159,10 @@ def test_windows_of_all_sets_are_there_in_their_order(
         assert (tensor.dtype, tuple(tensor.shape)) == (torch.bfloat16, one.hidden.shape)
     assert all(check.ok for check in verify(whole)), verify(whole)
     assert isinstance(open_bank(whole), TrunkBank)
+    plain = bank.dataset[10]  # the short window of the first set, without anything of ours
+    assert np.array_equal(np.array(plain["topk_ids"], np.int32), read[10].topk_ids)
+    assert np.array_equal(np.array(plain["hidden"], np.uint16), read[10].hidden)
+    assert (plain["set"], plain["window"], plain["held_out"], plain["length"]) == ("a", 10, False, 30)
 
 
 def test_the_manifest_says_what_was_computed_of_what(whole: Path, model: Path) -> None:
@@ -187,6 +191,10 @@ def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, 
     last = torch.from_numpy(np.array(row["layer_2"], np.float16)).to(torch.bfloat16)
     torch.testing.assert_close(last, open_trunk(whole.with_name("pre")).read(9).hidden_tensor(), rtol=2**-7, atol=1e-3)
     assert all(check.ok for check in verify(whole.with_name("bank-taps")))
+    with pytest.raises(
+        PlanMismatch, match=r"layers: found \[0, 2\], wanted \[1\]\n[\s\S]*remove .*bank-taps to have these taps"
+    ):
+        build_trunk(dataclasses.replace(config, taps=(1,)), whole)
 
 
 def test_hold_all_holds_every_window_out(config: TrunkConfig, tmp_path: Path) -> None:
@@ -524,6 +532,8 @@ def test_the_command_line(
     assert main(argv) == 0
     assert "17 windows of 48 tokens, 1 held out" in capsys.readouterr().out
     assert both_banks(tmp_path / "bank") == both_banks(whole)
+    assert main(["info", str(tmp_path / "bank")]) == 0
+    assert "topk               6\n" in capsys.readouterr().out
     assert main([*argv, "--json", "--hold-all"]) == 2
     assert "hold_all: found false, wanted true" in capsys.readouterr().err
     assert main([*argv, "--json", "--hold-all", "--restart"]) == 0

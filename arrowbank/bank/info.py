@@ -14,6 +14,7 @@ NEXT = {
     "targets": "arrowbank targets verify {folder} --model M",
 }
 TARGETS = ("target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
+TRUNK = ("window", "topk", "hidden_norm", "hidden_dtype", "hold_all")
 SHOWN = (
     "kinds",
     "counts",
@@ -25,6 +26,7 @@ SHOWN = (
     "encoding",
     "limit",
     *TARGETS,
+    *TRUNK,
 )
 
 

@@ -4,7 +4,8 @@ with the trunk's own next token a row. It is made from the committed trunk bank,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.trunk import TAPS_KIND, TrunkBank, lists_of, open_trunk, row_offsets
-from arrowbank.errors import BadVector
+from arrowbank.errors import BadVector, PlanMismatch
 from arrowbank.plan import BatchRules, Shard, batches
 from arrowbank.progress import Progress
 from arrowbank.trunk.computing import share_cores
@@ -77,7 +78,7 @@ def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progr
         "trunk": {"name": out.name, "plan_digest": trunk.plan_digest},
         "counts": {"windows": len(rows), "tokens": sum(lengths)},
     }
-    with BankWriter(taps_folder(out), kind=TAPS_KIND, recipe=recipe, restart=restart, manifest=fields) as bank:
+    with _alone(out), BankWriter(taps_folder(out), kind=TAPS_KIND, recipe=recipe, restart=restart, manifest=fields) as bank:
         if bank.committed:
             return bank.manifest
         shards = cut_shards(lengths, row_bytes, plan.shard_bytes, info.hidden_size)
@@ -98,6 +99,18 @@ def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progr
         with progress.phase("taps", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
             engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
         return bank.commit(rows=len(rows), card=_card(fields))
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """A PlanMismatch of the taps says how the trunk bank is kept: --restart would make that anew too."""
+    try:
+        yield
+    except PlanMismatch as error:
+        raise PlanMismatch(
+            f"{error}\nThe trunk bank {out} is complete and fits: remove {taps_folder(out)} to have these taps beside it.",
+            error.fields,
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
