@@ -49,7 +49,9 @@ def heal(
     codec: Annotated[
         str, _write("--codec", metavar="keep|bf16|fp16|int8|nf4", help="How the draft is stored; keep: as the source has it.")
     ] = "keep",
-    also: Annotated[list[str] | None, _write("--also", metavar="CODEC=DIR", help="Another copy, with this codec; repeat it.")] = None,
+    also: Annotated[
+        list[str] | None, _write("--also", metavar="CODEC=DIR", help="Another copy, with this codec; repeat it.")
+    ] = None,
     dump: Annotated[str | None, _write("--dump", metavar="DIR", help="The draft's rows before and after, as a bank.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The trunk's.")] = "auto",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",

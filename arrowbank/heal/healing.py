@@ -7,8 +7,10 @@ counts is the file that will be served, so every file that is written is opened 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from arrowbank.heal.windows import Windows
 from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loading import init_from_last_block, load_draft
-from arrowbank.mtp.saving import SavedDraft, check_target, save_draft
+from arrowbank.mtp.saving import check_target, save_draft
 from arrowbank.mtp.trunk import Trunk, trunk_of
 from arrowbank.progress import SILENT, Progress
 
@@ -38,23 +40,12 @@ KIND = "heal"
 
 
 @dataclass(frozen=True)
-class Written:
-    """A checkpoint that was written, and what its draft accepts as it is stored."""
-
-    saved: SavedDraft
-    accepted: Measured
-
-
-@dataclass(frozen=True)
 class Healed:
-    """What came of it. `before` and `after` are measured on the held-out windows, in the training's own precision."""
+    """What came of it, measured on the held-out windows in the training's own precision."""
 
     before: Measured
     after: Measured
     best_step: int
-    conventions: Mapping[str, float]
-    written: list[Written] = field(default_factory=list)
-    report: Mapping[str, Any] = field(default_factory=dict)
 
 
 def heal_draft(
@@ -85,58 +76,91 @@ def heal_draft(
         progress.message(f"{out}: already complete, nothing to do")
         report: dict[str, Any] = read_json(work / REPORT)
         return report
+    _refuse_other_plans(work, recipe, restart=restart)
+    if restart:
+        _throw_away(work)
     for _, target in targets:
         check_target(folder, target)
+    subject = _subject(config, bank, held_out, folder, progress)
     with explained(work):
         work.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(work)
     try:
-        _begin(work, recipe, restart=restart)
-        return _run(config, bank, rows, held_out, folder, work, targets, dump, recipe, progress)
+        publish_json(work / PLAN, {"digest": plan_digest(KIND, recipe), "recipe": recipe})
+        healed = _heal(config, subject, rows, work, progress)
+        report = _write(config, subject, healed, folder, targets, progress)
+        if dump is not None:
+            weights = {"before": subject.first, "after": subject.draft.weights()}
+            dump_drafts(dump, subject.draft, subject.windows, held_out, weights, config, recipe)
+        _finish(work, report, traced=bool(config.epochs))
+        return report
     finally:
         lock.release()
         (work / "lock").unlink(missing_ok=True)
 
 
-def _run(
-    config: HealConfig,
-    bank: TrunkBank,
-    rows: Sequence[int],
-    held_out: Sequence[int],
-    folder: Path,
-    work: Path,
-    targets: list[tuple[str, Path]],
-    dump: str | Path | None,
-    recipe: Mapping[str, Any],
-    progress: Progress,
-) -> dict[str, Any]:
-    trunk = _load_trunk(config.model)
-    draft = _first_draft(config, trunk, folder)
+@dataclass(frozen=True)
+class _Subject:
+    """What is healed, on what, and how it is counted. `first` are the weights that it begins with."""
+
+    draft: Draft
+    windows: Windows
+    first: Mapping[str, torch.Tensor]
+    conventions: Mapping[str, float]
+    count: Callable[[Draft], Measured]
+
+
+def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folder: Path, progress: Progress) -> _Subject:
+    """Load trunk and draft, and see that the draft is fed what it was trained on."""
+    draft = _first_draft(config, _load_trunk(config.model), folder)
     for note in draft.origin.notes:
         progress.message(note)
     windows = Windows(bank, draft)
-    count = {"chain": config.chain, "stride": config.stride, "batch": config.batch, "in_order": config.in_order}
     conventions = {} if config.init else check_conventions(draft, windows, held_out, chain=config.chain, batch=config.batch)
-    first = draft.weights()
-    before = measure(draft, windows, held_out, **count)
-    best_step = 0
+    count = partial(
+        measure,
+        windows=windows,
+        rows=held_out,
+        chain=config.chain,
+        stride=config.stride,
+        batch=config.batch,
+        in_order=config.in_order,
+    )
+    return _Subject(draft, windows, draft.weights(), conventions, count)
+
+
+def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path, progress: Progress) -> Healed:
+    """Train, if there is anything to train; the draft then has its best weights."""
+    before, best_step = subject.count(subject.draft), 0
     if config.epochs:
-        training = Training(config, draft, windows, rows, held_out, work)
+        held_out = subject.windows.bank.held_out_rows.tolist()
+        training = Training(config, subject.draft, subject.windows, rows, held_out, work)
         training.run(progress)
         best_step = training.at.best_step
-    after = measure(draft, windows, held_out, **count)
-    healed = Healed(before, after, best_step, conventions)
-    provenance = _provenance(config, bank, healed)
+    return Healed(before, subject.count(subject.draft), best_step)
+
+
+def _write(
+    config: HealConfig, subject: _Subject, healed: Healed, folder: Path, targets: list[tuple[str, Path]], progress: Progress
+) -> dict[str, Any]:
+    """Write the checkpoints, open each again and measure it as it is stored; the report."""
+    provenance = _provenance(config, subject.windows.bank, healed)
+    files = []
     for codec, target in targets if config.epochs or config.codec != "keep" else targets[1:]:
-        saved = save_draft(draft, folder, target, codec=codec, provenance=provenance)
-        stored = load_draft(trunk, target).feed(hidden=draft.hidden, recycle=draft.recycle)
-        healed.written.append(Written(saved, measure(stored, windows, held_out, **count)))
-        progress.message(f"{target}: {codec}, {healed.written[-1].accepted.whole.score:.3f} drafts a round as stored")
-    if dump is not None:
-        dump_drafts(dump, draft, windows, held_out, {"before": first, "after": draft.weights()}, config, recipe)
-    report = _report(provenance, healed)
-    _finish(work, report, traced=bool(config.epochs))
-    return report
+        saved = save_draft(subject.draft, folder, target, codec=codec, provenance=provenance)
+        stored = load_draft(subject.draft.trunk, target).feed(hidden=subject.draft.hidden, recycle=subject.draft.recycle)
+        accepted = subject.count(stored)
+        progress.message(f"{target}: {codec}, {accepted.whole.score:.3f} drafts a round as stored")
+        files.append(
+            {
+                "folder": str(target),
+                "codec": codec,
+                "draft_bytes": saved.draft_bytes,
+                "sha256": dict(saved.sha256),
+                "accepted": accepted.record(),
+            }
+        )
+    return {**provenance, "conventions": dict(subject.conventions), "files": files}
 
 
 def _bank_of(config: HealConfig, folder: str | Path) -> TrunkBank:
@@ -185,21 +209,27 @@ def _is_done(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> bool:
     return bool(read_json(work / PLAN)["digest"] == plan_digest(KIND, recipe))
 
 
-def _begin(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
-    """Note the plan; PlanMismatch where the folder holds another one's work."""
+def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
+    """PlanMismatch where the folder holds the work of another healing."""
     path = work / PLAN
-    if restart:
-        for name in (PLAN, REPORT, STATE, TRACE, FED):
-            (work / name).unlink(missing_ok=True)
-    elif path.exists() and (found := read_json(path))["digest"] != plan_digest(KIND, recipe):
-        fields = differing_fields(found["recipe"], json.loads(json.dumps(recipe)))
-        lines = "".join(f"\n  {name}: found {old!r}, wanted {new!r}" for name, (old, new) in fields.items())
-        raise PlanMismatch(
-            f"{work}: holds the work of another healing; these fields differ:{lines}\n"
-            "Give --restart to throw that work away, or another --out to keep it.",
-            fields,
-        )
-    publish_json(path, {"digest": plan_digest(KIND, recipe), "recipe": recipe})
+    if restart or not path.exists() or (found := read_json(path))["digest"] == plan_digest(KIND, recipe):
+        return
+    fields = differing_fields(found["recipe"], json.loads(json.dumps(recipe)))
+    lines = "".join(f"\n  {name}: found {old!r}, wanted {new!r}" for name, (old, new) in fields.items())
+    raise PlanMismatch(
+        f"{work}: holds the work of another healing; these fields differ:{lines}\n"
+        "Give --restart to throw that work away, or another --out to keep it.",
+        fields,
+    )
+
+
+def _throw_away(work: Path) -> None:
+    """Remove an earlier healing's state, and the copies that its report says it has written."""
+    report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
+    for one in report["files"]:
+        shutil.rmtree(one["folder"], ignore_errors=True)
+    for name in (PLAN, REPORT, STATE, TRACE, FED):
+        (work / name).unlink(missing_ok=True)
 
 
 def _load_trunk(config: ModelConfig) -> Trunk:
@@ -241,20 +271,6 @@ def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str
     }
 
 
-def _report(provenance: Mapping[str, Any], healed: Healed) -> dict[str, Any]:
-    files = [
-        {
-            "folder": str(one.saved.folder),
-            "codec": one.saved.codec,
-            "draft_bytes": one.saved.draft_bytes,
-            "sha256": dict(one.saved.sha256),
-            "accepted": one.accepted.record(),
-        }
-        for one in healed.written
-    ]
-    return {**provenance, "conventions": dict(healed.conventions), "files": files}
-
-
 def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
     if traced:
         for name, data in plot_trace(work / TRACE).items():
@@ -266,11 +282,8 @@ def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
 
 def table(report: Mapping[str, Any]) -> list[str]:
     """Before and after by data set and chain step, and each written file, for a person."""
-    lines = [
-        "                       "
-        + "".join(f"   rate {step + 1}" for step in range(len(report["before"]["rates"])))
-        + "   drafts a round"
-    ]
+    steps = "".join(f"{f'step {step}':>9}" for step in range(1, len(report["before"]["rates"]) + 1))
+    lines = [f"{'rate of acceptance':23}{steps}{'drafts a round':>17}"]
 
     def row(name: str, counts: Mapping[str, Any]) -> str:
         rates = "".join("        –" if rate is None else f"{rate:9.3f}" for rate in counts["rates"])

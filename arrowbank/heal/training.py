@@ -90,7 +90,7 @@ class Training:
         self._resume(progress)
         with progress.phase("heal", len(self.jobs), unit="steps") as phase:
             phase.advance(self.at.step)
-            if not self.at.step:
+            if not self.at.lines:
                 self._measure()
             while self.at.step < len(self.jobs) and not self.at.stopped:
                 if self.at.step % self.config.refresh == 0:
@@ -134,7 +134,7 @@ class Training:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
             if torch.isfinite(norm):
                 self.optimizer.step()
-                self.at.losses.append(float(loss))
+                self.at.losses.append(float(loss.detach()))
                 return
         self.at.skipped += 1
         if self.at.skipped >= MAX_SKIPPED:
