@@ -144,7 +144,7 @@ def run(steps: int = STEPS) -> list[dict[str, Any]]:
     logits = FEW * VOCABULARY * 4
     return [
         {
-            "what": f"heal, a step of {BATCH} windows of {WINDOW}, width {WIDTH}, vocabulary {VOCABULARY:,}, against bare forward and backward",
+            "what": f"heal, a step of {BATCH} windows of {WINDOW}, vocabulary {VOCABULARY:,}, against bare forward and backward passes",
             "ours": tokens / best["ours"],
             "baseline": tokens / best["baseline"],
             "ratio": best["baseline"] / best["ours"],

@@ -114,9 +114,7 @@ def run(
     made = heal_draft(draft_config(given, bare), out / "bank", out / "drafted", progress=progress)
     damaged = _once(out / "damaged", lambda path: damage(out / "drafted", path, given))
     build_trunk(trunk_config(given, damaged, texts), out / "damaged_bank", progress=progress)
-    healed = heal_draft(
-        heal_config(given, damaged, out / "healed"), out / "damaged_bank", out / "healed", progress=progress
-    )
+    healed = heal_draft(heal_config(given, damaged, out / "healed"), out / "damaged_bank", out / "healed", progress=progress)
     for line in table(made, healed):
         say(line)
     say(f"\nLoss and acceptance over the steps: {out / 'healed.heal' / 'trace.png'} (where matplotlib is installed)")
@@ -177,9 +175,7 @@ def _tokenizer(rows: Sequence[str], vocabulary: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[END], initial_alphabet=letters, show_progress=False)
     tokenizer.train_from_iterator(rows, trainer)
     return tokenizer
 
@@ -230,7 +226,9 @@ def table(made: dict[str, Any], healed: dict[str, Any]) -> list[str]:
     more, part = (scores["healed"] / max(scores[name], 1e-9) for name in ("damaged", "before the damage"))
     off = abs(scores["stored, bf16"] - scores["healed"])
     lines.append(f"\nrows counted by step: {', '.join(f'{count:,}' for count in rows)}")
-    lines.append(f"healed: {more:.2f} times the damaged draft's (goal: {GOAL}), {part:.2f} of the undamaged one's (goal: {KEPT});")
+    lines.append(
+        f"healed: {more:.2f} times the damaged draft's (goal: {GOAL}), {part:.2f} of the undamaged one's (goal: {KEPT});"
+    )
     lines.append(f"bfloat16 as stored: {off:.4f} from the trained weights (goal: {STORED})")
     return lines
 

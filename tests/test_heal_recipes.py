@@ -26,7 +26,15 @@ def test_a_qwen35_with_its_own_draft_is_healed_with_a_copy_in_nf4(tmp_path: Path
     random = np.random.default_rng(0)
     rows = [random.integers(2, drafts.V, 32).tolist() for _ in range(24)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
-    argv = ["--model", str(made.folder), "--data", f"code={tmp_path / 'rows.jsonl'}", "--out", str(tmp_path / "healed"), "--tiny"]
+    argv = [
+        "--model",
+        str(made.folder),
+        "--data",
+        f"code={tmp_path / 'rows.jsonl'}",
+        "--out",
+        str(tmp_path / "healed"),
+        "--tiny",
+    ]
     assert heal_qwen35.main(argv) == 0
     report = json.loads((tmp_path / "healed.heal" / "report.json").read_text())
     assert [one["codec"] for one in report["files"]] == ["keep", "nf4"]
@@ -42,7 +50,16 @@ def test_the_small_healing_runs_whole_and_is_not_done_twice(tmp_path: Path, caps
     given = dataclasses.replace(heal_tiny.tiny(), texts=200)
     reports = heal_tiny.run(tmp_path, given)
     said = capsys.readouterr().out
-    for name in ("before the damage", "damaged", "healed", "stored, keep", "stored, bf16", "stored, int8", "stored, nf4", "control"):
+    for name in (
+        "before the damage",
+        "damaged",
+        "healed",
+        "stored, keep",
+        "stored, bf16",
+        "stored, int8",
+        "stored, nf4",
+        "control",
+    ):
         assert f"\n{name}" in said
     assert str(tmp_path / "healed.heal" / "trace.png") in said
     assert reports["made"]["conventions"] == {}

@@ -6,12 +6,14 @@ in a round replaced, [1, windows, T, H]. They are kept as the trunk bank keeps h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from arrowbank.bank.files import require_space
 from arrowbank.bank.trunk import HIDDEN_TYPES
 from arrowbank.heal.windows import WindowBatch, Windows
 from arrowbank.mtp.draft import Draft
@@ -29,7 +31,12 @@ class Feeding:
         kept = 1 if stride else steps - 1
         shape = (kept, len(rows), bank.window_tokens, bank.hidden_size)
         dtype = HIDDEN_TYPES[str(bank.manifest["hidden_dtype"])]
-        self._kept = np.memmap(path, dtype, mode="w+", shape=shape) if kept and len(rows) else None
+        self._kept = None
+        if math.prod(shape):
+            path.unlink(missing_ok=True)
+            # a mapped file on a full disk is no error but a signal
+            require_space(path.parent, math.prod(shape) * dtype.itemsize, "what the later steps of a chain are fed")
+            self._kept = np.memmap(path, dtype, mode="w+", shape=shape)
 
     @torch.no_grad()
     def refresh(self, draft: Draft, count: int) -> None:

@@ -7,8 +7,8 @@ counts is the file that will be served, so every file that is written is opened 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json
+from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
 from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError, PlanMismatch
@@ -31,7 +32,7 @@ from arrowbank.heal.windows import Windows
 from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loading import init_from_last_block, load_draft
-from arrowbank.mtp.saving import check_target, save_draft
+from arrowbank.mtp.saving import check_target, is_of_plan, remove_of_plan, save_draft
 from arrowbank.mtp.trunk import Trunk, trunk_of
 from arrowbank.progress import SILENT, Progress
 
@@ -72,31 +73,41 @@ def heal_draft(
     work = out.with_name(f"{out.name}.heal")
     targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
     recipe = _recipe(config, bank, folder)
-    if _is_done(work, recipe, restart=restart):
+    plan = plan_digest(KIND, recipe)
+    if (done := _finished(work, plan, dump, restart=restart)) is not None:
         progress.message(f"{out}: already complete, nothing to do")
-        report: dict[str, Any] = read_json(work / REPORT)
-        return report
+        return done
     _refuse_other_plans(work, recipe, restart=restart)
-    if restart:
-        _throw_away(work)
+    replaceable = {_found_plan(work)}  # copies that a run of the work that lies there has written
     for _, target in targets:
-        check_target(folder, target)
+        if not is_of_plan(target, replaceable):
+            check_target(folder, target)
     subject = _subject(config, bank, held_out, folder, progress)
-    with explained(work):
-        work.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(work)
-    try:
-        publish_json(work / PLAN, {"digest": plan_digest(KIND, recipe), "recipe": recipe})
+    with _locked(work):
+        if restart:
+            _throw_away(work, [target for _, target in targets], replaceable)
+        publish_json(work / PLAN, {"digest": plan, "recipe": recipe})
         healed = _heal(config, subject, rows, work, progress)
-        report = _write(config, subject, healed, folder, targets, progress)
+        report = _write(config, subject, healed, folder, targets, plan, progress)
         if dump is not None:
             weights = {"before": subject.first, "after": subject.draft.weights()}
             dump_drafts(dump, subject.draft, subject.windows, held_out, weights, config, recipe)
         _finish(work, report, traced=bool(config.epochs))
         return report
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """The right to write in `work`, which is made where it is not there."""
+    journal = work / "journal"
+    with explained(work):
+        journal.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(journal)
+    try:
+        yield
     finally:
+        (journal / "lock").unlink(missing_ok=True)
         lock.release()
-        (work / "lock").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -141,12 +152,19 @@ def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path
 
 
 def _write(
-    config: HealConfig, subject: _Subject, healed: Healed, folder: Path, targets: list[tuple[str, Path]], progress: Progress
+    config: HealConfig,
+    subject: _Subject,
+    healed: Healed,
+    folder: Path,
+    targets: list[tuple[str, Path]],
+    plan: str,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write the checkpoints, open each again and measure it as it is stored; the report."""
-    provenance = _provenance(config, subject.windows.bank, healed)
+    provenance = _provenance(config, subject.windows.bank, healed) | {"plan": plan}
     files = []
     for codec, target in targets if config.epochs or config.codec != "keep" else targets[1:]:
+        remove_of_plan(target, {plan})  # of a run that was killed before its report
         saved = save_draft(subject.draft, folder, target, codec=codec, provenance=provenance)
         stored = load_draft(subject.draft.trunk, target).feed(hidden=subject.draft.hidden, recycle=subject.draft.recycle)
         accepted = subject.count(stored)
@@ -203,10 +221,23 @@ def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]
     }
 
 
-def _is_done(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> bool:
-    if restart or not (work / REPORT).exists():
-        return False
-    return bool(read_json(work / PLAN)["digest"] == plan_digest(KIND, recipe))
+def _finished(work: Path, plan: str, dump: str | Path | None, *, restart: bool) -> dict[str, Any] | None:
+    """The report of a run of this very plan whose files are all there; None where there is something to do."""
+    if restart or not (work / REPORT).exists() or _found_plan(work) != plan:
+        return None
+    report: dict[str, Any] = read_json(work / REPORT)
+    if not all(Path(one["folder"]).exists() for one in report["files"]):
+        return None
+    if dump is not None and not (Path(dump) / COMMIT).exists():
+        raise InputError(
+            f"{dump}: the healing is complete, and kept no rows of its drafts. Give --restart to do it again with --dump."
+        )
+    return report
+
+
+def _found_plan(work: Path) -> str | None:
+    """The digest of the plan whose work lies there."""
+    return str(read_json(work / PLAN)["digest"]) if (work / PLAN).exists() else None
 
 
 def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
@@ -223,12 +254,12 @@ def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool)
     )
 
 
-def _throw_away(work: Path) -> None:
-    """Remove an earlier healing's state, and the copies that its report says it has written."""
+def _throw_away(work: Path, targets: Sequence[Path], plans: Collection[str | None]) -> None:
+    """Remove an earlier healing's state, and the copies that it has written: those whose own record says so."""
     report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
-    for one in report["files"]:
-        shutil.rmtree(one["folder"], ignore_errors=True)
-    for name in (PLAN, REPORT, STATE, TRACE, FED):
+    for target in (*targets, *(Path(one["folder"]) for one in report["files"])):
+        remove_of_plan(target, plans)
+    for name in (STATE, TRACE, FED, REPORT, PLAN):  # the plan last: what is left is never taken for another's
         (work / name).unlink(missing_ok=True)
 
 

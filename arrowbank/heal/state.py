@@ -20,7 +20,7 @@ STATE = "state.safetensors"
 
 @dataclass
 class Progressed:
-    """Where a training is. `lines` of the trace are those written so far; `since_best` measurements ago was the best one."""
+    """Where a training is. `trace` has a line a measurement; `since_best` measurements ago was the best one; `losses` since the last."""
 
     step: int = 0
     refreshes: int = 0
@@ -28,8 +28,8 @@ class Progressed:
     best_score: float = -1.0
     best_step: int = 0
     since_best: int = 0
-    lines: int = 0
     stopped: bool = False
+    trace: list[dict[str, Any]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
 

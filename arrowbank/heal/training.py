@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from arrowbank.bank.files import publish_bytes
 from arrowbank.errors import BadVector
 from arrowbank.heal.config import HealConfig
 from arrowbank.heal.feeding import Feeding
@@ -90,7 +90,7 @@ class Training:
         self._resume(progress)
         with progress.phase("heal", len(self.jobs), unit="steps") as phase:
             phase.advance(self.at.step)
-            if not self.at.lines:
+            if not self.at.trace:
                 self._measure()
             while self.at.step < len(self.jobs) and not self.at.stopped:
                 if self.at.step % self.config.refresh == 0:
@@ -107,12 +107,11 @@ class Training:
     def _resume(self, progress: Progress) -> None:
         found = load_state(self.folder, roles=ROLES, optimizer=self.optimizer, parameters=self.parameters)
         if found is None:
-            (self.folder / TRACE).unlink(missing_ok=True)
             return
         self.at, self.weights = found
-        lines = (self.folder / TRACE).read_text().splitlines(keepends=True)
-        (self.folder / TRACE).write_text("".join(lines[: self.at.lines]))
-        if self.at.step % self.config.refresh or self.at.stopped:  # what was fed when the run ended
+        self._publish_trace()
+        ended = self.at.stopped or self.at.step == len(self.jobs)
+        if self.at.step % self.config.refresh and not ended:  # what was fed when the run was killed
             self.draft.set_weights(self.weights["fed"])
             self.feeding.refresh(self.draft, self.at.refreshes - 1)
         self.draft.set_weights(self.weights["now"])
@@ -148,8 +147,7 @@ class Training:
         part = self.windows.batch(job.rows)
         ahead = max(job.step, 1)  # in rounds every row predicts the token after the next
         fill = int(self.windows.bank.manifest["pad_id"])
-        with self._autocast():
-            out = self.draft(step_tokens(part.input_ids, ahead, fill), self.feeding.of(part, job.step))
+        out = self.draft(step_tokens(part.input_ids, ahead, fill), self.feeding.of(part, job.step))
         width = part.input_ids.shape[1] - ahead
         real = part.real(ahead)[:, :width]
         return topk_kl(
@@ -161,13 +159,6 @@ class Training:
             hard=self.config.hard,
         ).mean()
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """Draft weights are float32; on a GPU they multiply as the trunk does."""
-        trunk = self.draft.trunk
-        if trunk.device.type != "cuda" or trunk.dtype is torch.float32:
-            return nullcontext()
-        return torch.autocast("cuda", trunk.dtype)
-
     def _measure(self) -> None:
         config = self.config
         found = measure(self.draft, self.windows, self.held_out, chain=config.chain, stride=config.stride, batch=config.batch)
@@ -178,12 +169,15 @@ class Training:
             self.at.since_best += 1
             self.at.stopped = self.at.since_best >= config.patience
         self.weights["now"] = self.draft.weights()
-        self._trace(found)
+        self.at.trace.append(self._line(found))
+        self.at.losses = []
         save_state(self.folder, self.at, weights=self.weights, optimizer=self.optimizer, parameters=self.parameters)
+        self._publish_trace()
 
-    def _trace(self, found: Measured) -> None:
+    def _line(self, found: Measured) -> dict[str, Any]:
+        """What the trace says of this step; the loss is the mean since the line before."""
         losses = self.at.losses
-        line = {
+        return {
             "step": self.at.step,
             "steps": len(self.jobs),
             "loss": sum(losses) / len(losses) if losses else None,
@@ -192,7 +186,7 @@ class Training:
             "best_step": self.at.best_step,
             **found.record(),
         }
-        self.at.losses = []
-        self.at.lines += 1
-        with (self.folder / TRACE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+
+    def _publish_trace(self) -> None:
+        """The trace as a file to look at; what counts is the one in the state."""
+        publish_bytes(self.folder / TRACE, "".join(json.dumps(line) + "\n" for line in self.at.trace).encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -55,7 +56,7 @@ class Draft(nn.Module):
 
     hidden and recycle say what it is to be fed: the trunk's state, and at later steps of a chain its own, "post" or "pre" norm.
     It stays in eval mode: a frozen trunk's dropout would only be noise. Its parameters are of `dtype`, in which it also computes;
-    in float32 it can run under torch.autocast.
+    but on a GPU float32 weights over a 16-bit trunk run under torch.autocast.
     """
 
     def __init__(self, trunk: Trunk, *, sparse: bool, dtype: torch.dtype | None = None, layout: Layout = CANONICAL) -> None:
@@ -102,9 +103,16 @@ class Draft(nn.Module):
         """At chain step j row p takes token t_{p+j} and the hidden state of row p, and predicts token p + j + 1."""
         with torch.no_grad():
             embedded = self.trunk.embed(input_ids_NT).to(self.dtype)
-        both = torch.cat((self.enorm(embedded), self.hnorm(hidden_NTH.to(self.dtype))), dim=-1)
-        pre = self.body(inputs_embeds=self.eh_proj(both), use_cache=False).last_hidden_state
-        return DraftOutput(pre=pre, post=self.norm(pre))
+        with self._precision():
+            both = torch.cat((self.enorm(embedded), self.hnorm(hidden_NTH.to(self.dtype))), dim=-1)
+            pre = self.body(inputs_embeds=self.eh_proj(both), use_cache=False).last_hidden_state
+            return DraftOutput(pre=pre, post=self.norm(pre))
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Weights that train are float32; on a GPU they multiply in the trunk's 16 bits, as they will when they are served."""
+        if self.trunk.device.type != "cuda" or self.dtype is not torch.float32 or self.trunk.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast("cuda", self.trunk.dtype)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that a checkpoint stores, by the draft's own names: eh_proj.weight, enorm.weight …, block.<the trunk's names>.

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,23 @@ def check_target(source: Path, target: Path) -> None:
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} is there already and not empty; expected a new folder. Give another one, or remove it.")
+
+
+def is_of_plan(target: Path, plans: Collection[str | None]) -> bool:
+    """Whether the checkpoint `target` has a record of one of `plans` (their digests, as "plan" in its provenance)."""
+    try:
+        return ((Checkpoint(target).record() or {}).get("plan") or "") in plans
+    except (InputError, OSError):  # no model folder, or not one of ours
+        return False
+
+
+def remove_of_plan(target: Path, plans: Collection[str | None]) -> None:
+    """Remove the checkpoint `target` if it is of one of `plans`, at once: killed on the way, it is there whole or not at all."""
+    if not is_of_plan(target, plans):
+        return
+    hidden = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    target.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sweep(target: Path) -> None:
