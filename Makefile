@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?= -n 2
 
-.PHONY: demo test lint format check bench clean
+.PHONY: demo demo-heal test lint format check bench clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python recipes/demo_bank.py
+
+demo-heal: $(VENV)/heal.stamp
+	$(BIN)/python recipes/heal_tiny.py
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(TESTS)
@@ -41,6 +44,10 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	$(PIP) --editable '.[demo]'
 	touch $@
 
+$(VENV)/heal.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(PIP) --editable '.[report]'
+	touch $@
+
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	$(PIP) --editable '.[all,dev]'
-	touch $@ $(VENV)/demo.stamp
+	touch $@ $(VENV)/demo.stamp $(VENV)/heal.stamp

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
+    from arrowbank.bank.trunk import open_trunk
     from arrowbank.bank.verify import verify
     from arrowbank.building import BuildConfig, build
     from arrowbank.comparison import Comparison, compare
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from arrowbank.encoding import EncodeConfig, RunOptions, encode
     from arrowbank.encoding.estimate import Estimate, estimate
     from arrowbank.exporting import ExportConfig, export
+    from arrowbank.heal.config import HealConfig
+    from arrowbank.heal.healing import heal_draft
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.gate import verify_in2
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
+    from arrowbank.trunk.building import build_trunk
+    from arrowbank.trunk.planning import TrunkConfig, TrunkData
 
 _HOME = {
     "Bank": "bank",
@@ -48,6 +53,7 @@ _HOME = {
     "ExportConfig": "exporting",
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
+    "HealConfig": "heal.config",
     "ImportConfig": "targets.importing",
     "In2Config": "in2.config",
     "ModelConfig": "models",
@@ -57,19 +63,24 @@ _HOME = {
     "ScoreConfig": "in2.scoring",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
+    "TrunkConfig": "trunk.planning",
+    "TrunkData": "trunk.planning",
     "build": "building",
     "build_in2": "in2.building",
     "build_probes": "in2.probes",
+    "build_trunk": "trunk.building",
     "capture": "targets.capturing",
     "collate_targets": "trainer",
     "compare": "comparison",
     "encode": "encoding",
     "estimate": "encoding.estimate",
     "export": "exporting",
+    "heal_draft": "heal.healing",
     "import_targets": "targets.importing",
     "import_to_deepspec": "targets.importing",
     "open_bank": "bank",
     "open_targets": "trainer",
+    "open_trunk": "bank.trunk",
     "scan": "corpus.scan",
     "score_probes": "in2.scoring",
     "tokenize": "corpus.tokenize",
@@ -89,6 +100,7 @@ __all__ = [
     "ExportConfig",
     "FeatureBank",
     "FeatureDataset",
+    "HealConfig",
     "ImportConfig",
     "In2Config",
     "ModelConfig",
@@ -98,19 +110,24 @@ __all__ = [
     "ScoreConfig",
     "TargetDataset",
     "TokenizeConfig",
+    "TrunkConfig",
+    "TrunkData",
     "build",
     "build_in2",
     "build_probes",
+    "build_trunk",
     "capture",
     "collate_targets",
     "compare",
     "encode",
     "estimate",
     "export",
+    "heal_draft",
     "import_targets",
     "import_to_deepspec",
     "open_bank",
     "open_targets",
+    "open_trunk",
     "scan",
     "score_probes",
     "tokenize",

@@ -41,6 +41,9 @@ PRELOAD = [
     "arrowbank.in2.building",
     "arrowbank.targets.capturing",
     "arrowbank.models.taps",
+    "arrowbank.models.trunk",
+    "arrowbank.trunk.building",
+    "arrowbank.trunk.computing",
 ]
 PATIENCE_S = 120
 

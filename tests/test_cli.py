@@ -40,6 +40,10 @@ CONTRACT = {
     "in2 verify": "filler unique-keys",
     "in2 score": "model out",
     "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
+    "trunk build": "model data out window topk tokens chain taps hold-all hidden dtype load-in-4bit device gpu-memory-gb tokenizer "
+    "text-field dry-run budget-gb workers restart trust-remote-code",
+    "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard hidden recycle codec also dump draft-from "
+    "in-order train-proj init dtype device trust-remote-code restart",
 }
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arrowbank import ImportConfig, ProbesConfig, build_in2, build_probes, import_targets
+from arrowbank import ImportConfig, ProbesConfig, TrunkData, build_in2, build_probes, build_trunk, import_targets
 from arrowbank.cli import GROUPS, VERBS, main
 from tests import arms
 from tests.dumps import make_dump
+from tests.trunk_banks import make, write_ids
 
 ROOT = Path(__file__).parents[1]
 MODEL = "Qwen/Qwen3-4B"
@@ -38,7 +39,7 @@ def built(tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_readmes_example_runs_as_written(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    opened, plain, _ = blocks("README.md", "python")
+    opened, plain, *_ = blocks("README.md", "python")
     names: dict[str, object] = {}
     exec(compile(opened, "README.md", "exec"), names)
     assert capsys.readouterr().out.splitlines()[-1] == "(2, 32) float16"
@@ -62,6 +63,42 @@ def test_the_readmes_loader_runs_as_written(
     monkeypatch.chdir(tmp_path)
     exec(compile(blocks("README.md", "python")[2], "README.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([4, 9, 24]) torch.bfloat16\n"
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
+    """A trunk bank of 25 windows, and its taps beside it."""
+    folder = tmp_path_factory.mktemp("trunk")
+    write_ids(folder / "ids.jsonl", 80)
+    config = make(tiny_qwen3, TrunkData("a", folder / "ids.jsonl"), tokens=24 * 48 + 30, topk=64, taps=(0, 1))
+    build_trunk(config, folder / "trunk")
+    return folder / "trunk"
+
+
+def test_the_readmes_windows_run_as_written(
+    trunk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trunk.parent)
+    exec(compile(blocks("README.md", "python")[3], "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 23  # two of 25 are held out
+    assert lines[0] == "(48, 64) (48, 64) torch.bfloat16"
+    assert lines[-1] == "(30, 64) (30, 64) torch.bfloat16"
+    (code,) = re.findall(r"```python\n(.*?)```", (trunk / "README.md").read_text(), flags=re.DOTALL)
+    exec(compile(code.replace("path/to/this/folder", str(trunk)), "card", "exec"), {})
+    assert capsys.readouterr().out == "(48, 64) (48, 32)\n"
+
+
+def test_the_format_page_describes_trunk_banks(trunk: Path) -> None:
+    assert_described(trunk, "trunk")
+    page = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
+    manifest = json.loads((trunk / "manifest.json").read_text())
+    for name in ("window", "topk", "hidden_norm", "hidden_dtype", "pad_id", "sets", "counts", "model_fingerprint"):
+        assert name in manifest
+        assert f"`{name}`" in page
+    taps = json.loads((trunk.with_name("trunk-taps") / "dataset_info.json").read_text())
+    (row,) = re.findall(r"^\| `taps` \| (.*) \|$", page, flags=re.MULTILINE)
+    assert [name for name in taps["features"] if not name.startswith("layer_")] == re.findall(r"`(\w+)`", row)[:4]
 
 
 def test_the_cards_snippet_runs(built: Path) -> None:

@@ -61,6 +61,12 @@ def list_values(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int3
     return values_of(column.flatten()), offsets - offsets[0]
 
 
+def nested_lists(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """A list of fixed-size lists as [sum of lengths, width] and the n + 1 offsets of its rows, without a copy."""
+    offsets = _offsets(column)
+    return fixed_lists(column.flatten()), offsets - offsets[0]
+
+
 def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1, offset=4 * column.offset)
 

@@ -17,6 +17,7 @@ NEXT = {
 }
 IN2 = ("arm", "T", "examples", "triples", "decoys_placed", "seed", "split")
 TARGETS = ("target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
+TRUNK = ("window", "topk", "hidden_norm", "hidden_dtype", "hold_all")
 SHOWN = (
     "kinds",
     "counts",
@@ -29,6 +30,7 @@ SHOWN = (
     "limit",
     *TARGETS,
     *IN2,
+    *TRUNK,
 )
 
 

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arrowbank.bank import features, targets
+from arrowbank.bank import features, targets, trunk
 from arrowbank.bank.reader import Bank, open_committed
 
-CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank}
+CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank, trunk.KIND: trunk.TrunkBank}
 
 
 def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Bank:
-    """Open a committed bank: a FeatureBank where it holds features, a TargetBank where it holds hidden states.
+    """Open a committed bank: a FeatureBank where it holds features, a TargetBank where it holds hidden states,
+    a TrunkBank where it holds windows of a trunk.
 
     `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for
     `model_path`, `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.columns import list_values, values_of
+from arrowbank.bank.columns import list_values, nested_lists, values_of
 from arrowbank.bank.floats import Bits, fp8_decode
 from arrowbank.bank.manifest import Manifest, canonical_json
 from arrowbank.bank.reader import Bank, open_committed
@@ -184,13 +184,13 @@ class _ShardRows:
         self._names = batch.column("sample")
         self._ids, self._starts = list_values(batch.column("input_ids"))
         self._masks, _ = list_values(batch.column("loss_mask"))
-        self._taps, self._hidden_starts = _hidden(batch.column("target_hidden_states"))
-        self._last, _ = _hidden(batch.column("target_last_hidden_states"))
+        self._taps, self._hidden_starts = nested_lists(batch.column("target_hidden_states"))
+        self._last, _ = nested_lists(batch.column("target_last_hidden_states"))
         self._positions: npt.NDArray[np.int32] | None = None
         if facts.spans == "supervised":
             self._positions, _ = list_values(batch.column("hidden_positions"))
         if facts.codec == "fp8":
-            self._tap_scales, _ = _hidden(batch.column("target_hidden_scales"))
+            self._tap_scales, _ = nested_lists(batch.column("target_hidden_scales"))
             self._last_scales, _ = list_values(batch.column("target_last_hidden_scales"))
 
     def sample(self, row: int) -> TargetSample:
@@ -208,14 +208,6 @@ class _ShardRows:
             last,
             None if self._positions is None else self._positions[hidden],
         )
-
-
-def _hidden(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """A list of fixed-size lists as [sum of K, width] and the n + 1 offsets of its rows, without a copy."""
-    inner = column.flatten()
-    offsets = np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1, offset=4 * column.offset)
-    values = values_of(inner.flatten()).reshape(len(inner), inner.type.list_size)
-    return values, offsets - offsets[0]
 
 
 def facts_of(manifest: Manifest) -> TargetFacts:

@@ -25,6 +25,8 @@ from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.target_checks import target_checks
 from arrowbank.bank.targets import TargetBank
+from arrowbank.bank.trunk import TrunkBank
+from arrowbank.bank.trunk_checks import taps_check, trunk_checks
 from arrowbank.errors import ArrowbankError
 from arrowbank.progress import SILENT, Progress
 
@@ -47,7 +49,7 @@ def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILE
         checks.append(_hashes(bank, phase.advance))
     checks += [_strays(bank), _types(bank)]
     checks += [check(bank) for check in _CHECKS.get(bank.kind, ())]
-    return checks + _targets(bank)
+    return checks + _of_windows(bank)
 
 
 def _hashes(bank: Bank, report: Callable[[int], None]) -> Check:
@@ -155,14 +157,18 @@ def _key_file(bank: Bank) -> Check:
     return Check("look-up", same, f"{KEY_FILE} {'finds every text' if same else 'does not fit the sha1 column'}")
 
 
-def _targets(bank: Bank) -> list[Check]:
-    return target_checks(bank, bank.manifest["counts"]) if isinstance(bank, TargetBank) else []
+def _of_windows(bank: Bank) -> list[Check]:
+    """The checks of banks of hidden states."""
+    if isinstance(bank, TargetBank):
+        return target_checks(bank, bank.manifest["counts"])
+    return trunk_checks(bank) if isinstance(bank, TrunkBank) else []
 
 
 _CHECKS: dict[str, tuple[Callable[[Bank], Check], ...]] = {
     "texts": (_text_keys, _unique, _kinds),
     "tokens": (_tokens,),
     "features": (_text_keys, _unique, _vectors, _key_file, _mirror),
+    "taps": (taps_check,),
 }
 
 

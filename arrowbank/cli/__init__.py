@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import in2, look, make, targets
+from arrowbank.cli import heal, in2, look, make, targets, trunk
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -26,6 +26,7 @@ app = typer.Typer(
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
+    "Train with a bank": (heal.heal,),
     "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
     "Hand a bank on": (targets.export,),
 }
@@ -35,6 +36,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {"import": targets.import_, "capture": targets.capture, "verify": targets.verify, "vocab": targets.vocab},
     ),
     "in2": ("Facts planted far from where they are asked for: arms to train on, and their proof.", in2.VERBS),
+    "trunk": (
+        "What a model with an MTP draft computes itself: the teacher of that draft.",
+        {"build": trunk.build},
+    ),
 }
 for panel, verbs in VERBS.items():
     for verb in verbs:

@@ -333,14 +333,14 @@ def pairs(option: str, values: list[str] | None) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def layer_list(value: str | None) -> tuple[int, ...] | None:
+def layer_list(value: str | None, option: str = "--layers") -> tuple[int, ...] | None:
     """1,11,21 as numbers."""
     if value is None:
         return None
     try:
         return tuple(int(part) for part in value.split(","))
     except ValueError:
-        raise InputError(f"--layers {value!r}: expected numbers, as in --layers 1,11,21.") from None
+        raise InputError(f"{option} {value!r}: expected numbers, as in {option} 1,11,21.") from None
 
 
 def row_range(value: str | None) -> tuple[int, int] | None:

@@ -74,9 +74,7 @@ class SafetensorsFile:
             raise self._torn(f"the header is not JSON ({error})") from None
         if not isinstance(entries, dict):
             raise self._torn("the header is not a JSON object")
-        metadata = entries.pop("__metadata__", None)
-        if isinstance(metadata, dict):
-            self.metadata = {name: value for name, value in metadata.items() if isinstance(value, str)}
+        self.metadata = self._metadata(entries.pop("__metadata__", None))
         base = LENGTH_BYTES + len(self.header)
         tensors = {name: self._tensor(name, entry, base) for name, entry in entries.items()}
         end = base
@@ -87,6 +85,12 @@ class SafetensorsFile:
         if end != self.size:
             raise self._torn(f"{self.size} bytes, its header says {end}")
         return tensors
+
+    def _metadata(self, found: Any) -> dict[str, str]:
+        pairs = {} if found is None else found
+        if not isinstance(pairs, dict) or not all(isinstance(value, str) for value in pairs.values()):
+            raise self._torn("its __metadata__ is not an object of strings")
+        return pairs
 
     def _tensor(self, name: str, entry: Any, base: int) -> Tensor:
         try:
@@ -102,8 +106,12 @@ class SafetensorsFile:
 
     def array(self, tensor: Tensor) -> npt.NDArray[Any]:
         """A tensor of one of DTYPES as a flat array over the map."""
-        values: npt.NDArray[Any] = np.frombuffer(self._map, np.uint8, tensor.stop - tensor.start, tensor.start)
-        return values.view(DTYPES[tensor.dtype])
+        return self.raw(tensor).view(DTYPES[tensor.dtype])
+
+    def raw(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        """A tensor of any dtype as its bytes, flat over the map."""
+        values: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, tensor.stop - tensor.start, tensor.start)
+        return values
 
     def _torn(self, found: str) -> InputError:
         return InputError(f"{self.path}: not a whole safetensors file: {found}. Make or copy it again.")

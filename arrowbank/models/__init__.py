@@ -11,6 +11,7 @@ hidden states.
     passes.py        batches through a module: on the cores of a CPU, or on a GPU with one batch of look-ahead
     encoder.py       passes → one vector a text
     taps.py          passes → what several decoder blocks put out, for target banks
+    trunk.py         passes → hidden states and the most likely next tokens, for trunk banks
 
 Importing this package pulls in neither torch nor transformers; the functions do when they are called.
 """
@@ -28,15 +29,19 @@ from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from arrowbank.models.encoder import Encoder
+    from arrowbank.models.passes import Passes
     from arrowbank.models.taps import HiddenStates
+    from arrowbank.models.trunk import Trunk
 
 __all__ = [
     "ModelConfig",
     "ModelInfo",
     "describe",
     "load_encoder",
+    "load_layers",
     "load_taps",
     "load_tokenizer",
+    "load_trunk",
     "model_fingerprint",
     "resolve_model",
     "tokenizer_fingerprint",
@@ -67,3 +72,22 @@ def load_taps(
     from arrowbank.models import taps
 
     return taps.load(config, info or describe(config), layers, norm, worker=worker)
+
+
+def load_layers(config: ModelConfig, layers: Sequence[int], *, worker: int = 0, info: ModelInfo | None = None) -> Passes:
+    """Load the model of `config` for passes (N, T) ids → (N, T, L, H) float16: what decoder blocks `layers` put out, before any
+    norm. A value past float16's range becomes Inf, for the caller to refuse. Raises what `load_taps` raises."""
+    from arrowbank.models import trunk
+
+    return trunk.load_layers(config, info or describe(config), layers, worker=worker)
+
+
+def load_trunk(config: ModelConfig, topk: int, norm: str, *, worker: int = 0, info: ModelInfo | None = None) -> Trunk:
+    """Load the causal language model of `config`, whose backbone must be "outer", as a trunk: (N, T) int32 token ids → hidden
+    states after its final norm (`norm` "post") or before it ("pre"), and the `topk` most likely next tokens of every row.
+
+    Raises InputError for whatever of the model, the device or the options cannot be used, and for a model that is none.
+    """
+    from arrowbank.models import trunk
+
+    return trunk.load(config, info or describe(config), topk, norm, worker=worker)

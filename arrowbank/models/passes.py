@@ -49,20 +49,28 @@ def passes_on(device: torch.device, module: nn.Module, info: ModelInfo) -> Passe
     return DevicePasses(module, info, device) if device.type == "cuda" else CpuPasses(module, info)
 
 
+Outputs = tuple[torch.Tensor, ...]
+
+
 class Passes(ABC):
-    """`module`, a map from (N, T) int64 token ids to a tensor of N rows, over many batches."""
+    """`module`, a map from (N, T) int64 token ids to a tensor of N rows, or to a tuple of such tensors, over many batches."""
 
     def __init__(self, module: nn.Module, info: ModelInfo) -> None:
         self.module = module
         self.info = info
 
     @abstractmethod
-    def stream(self, batches: Iterable[Ids]) -> Iterator[torch.Tensor]:
-        """What the module gives for each (N, T) batch, on the CPU, in order; the same to the bit for a batch whatever comes
-        before and after it. Later batches are started before a result is waited for.
+    def stream_all(self, batches: Iterable[Ids]) -> Iterator[Outputs]:
+        """All tensors that the module gives for each (N, T) batch, on the CPU, in order; the same to the bit for a batch whatever
+        comes before and after it. Later batches are started before a result is waited for.
 
         Raises InputError for an id outside the vocabulary, or a row longer than the model's positions.
         """
+
+    def stream(self, batches: Iterable[Ids]) -> Iterator[torch.Tensor]:
+        """`stream_all` of a module that gives one tensor."""
+        for (only,) in self.stream_all(batches):
+            yield only
 
     def _check(self, input_ids_NT: Ids) -> None:
         if input_ids_NT.ndim != 2 or not input_ids_NT.size or not np.issubdtype(input_ids_NT.dtype, np.integer):
@@ -90,7 +98,7 @@ class CpuPasses(Passes):
         self._mine = threading.local()
         self._pool = ThreadPoolExecutor(self._threads, "pass", initializer=torch.set_num_threads, initargs=(1,))
 
-    def stream(self, batches: Iterable[Ids]) -> Iterator[torch.Tensor]:
+    def stream_all(self, batches: Iterable[Ids]) -> Iterator[Outputs]:
         counts: deque[int] = deque()  # how many passes make each batch that is on its way
 
         def passes() -> Iterator[Ids]:
@@ -103,22 +111,27 @@ class CpuPasses(Passes):
         results = in_flight(passes(), self._start, Future.result, ahead=self._threads + 1, cancel=Future.cancel)
         with _one_thread_an_operation(), closing(results):
             for first in results:
-                yield torch.cat([first, *islice(results, counts.popleft() - 1)])
+                parts = [first, *islice(results, counts.popleft() - 1)]
+                yield tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
 
     def _split(self, input_ids_NT: Ids) -> list[Ids]:
         self._check(input_ids_NT)
         rows, length = input_ids_NT.shape
         return np.array_split(input_ids_NT, -(-rows // max(1, PASS_TOKENS // length)))
 
-    def _start(self, input_ids_NT: Ids) -> Future[torch.Tensor]:
+    def _start(self, input_ids_NT: Ids) -> Future[Outputs]:
         return self._pool.submit(self._pass, input_ids_NT)
 
-    def _pass(self, input_ids_NT: Ids) -> torch.Tensor:
+    def _pass(self, input_ids_NT: Ids) -> Outputs:
         module: nn.Module | None = getattr(self._mine, "module", None)
         if module is None:
             module = self._mine.module = _copy_modules(self.module)
         with torch.inference_mode():
-            return module(torch.from_numpy(input_ids_NT.astype(np.int64)))  # type: ignore[no-any-return]
+            return _as_tuple(module(torch.from_numpy(input_ids_NT.astype(np.int64))))
+
+
+def _as_tuple(given: torch.Tensor | Outputs) -> Outputs:
+    return given if isinstance(given, tuple) else (given,)
 
 
 def _copy_modules(module: nn.Module) -> nn.Module:
@@ -142,7 +155,7 @@ class _Launched:
     """A batch on its way: the host buffers must outlive the copies, which `done` marks the end of."""
 
     ids: torch.Tensor
-    result: torch.Tensor
+    results: Outputs
     done: torch.cuda.Event | None
 
 
@@ -154,7 +167,7 @@ class DevicePasses(Passes):
         self._device = device
         self._pinned = device.type == "cuda"
 
-    def stream(self, batches: Iterable[Ids]) -> Iterator[torch.Tensor]:
+    def stream_all(self, batches: Iterable[Ids]) -> Iterator[Outputs]:
         yield from in_flight(batches, self._launch, self._collect, ahead=GPU_AHEAD)
 
     def _launch(self, input_ids_NT: Ids) -> _Launched:
@@ -163,21 +176,22 @@ class DevicePasses(Passes):
         ids.numpy()[...] = input_ids_NT
         try:
             with torch.inference_mode():
-                there = self.module(ids.to(self._device, non_blocking=True))
+                there = _as_tuple(self.module(ids.to(self._device, non_blocking=True)))
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{self._device} has no memory left for a batch of {' x '.join(map(str, input_ids_NT.shape))} tokens: {error}\n"
                 "Lower --token-budget (and --max-batch), raise --gpu-memory-gb, or use --load-in-4bit."
             ) from error
-        result = torch.empty(there.shape, dtype=there.dtype, pin_memory=self._pinned)
-        result.copy_(there, non_blocking=True)
+        results = tuple(torch.empty(part.shape, dtype=part.dtype, pin_memory=self._pinned) for part in there)
+        for result, part in zip(results, there, strict=True):
+            result.copy_(part, non_blocking=True)
         if not self._pinned:
-            return _Launched(ids, result, None)
+            return _Launched(ids, results, None)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(self._device))
-        return _Launched(ids, result, done)
+        return _Launched(ids, results, done)
 
-    def _collect(self, launched: _Launched) -> torch.Tensor:
+    def _collect(self, launched: _Launched) -> Outputs:
         if launched.done is not None:
             launched.done.synchronize()
-        return launched.result
+        return launched.results

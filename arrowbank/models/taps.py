@@ -100,7 +100,11 @@ class TapReader(nn.Module):
             self._prove(probe)
 
     def forward(self, input_ids_NT: torch.Tensor) -> torch.Tensor:
-        return self._run(input_ids_NT, self.layers, self.norm)[0]
+        return self.run(input_ids_NT)[0]
+
+    def run(self, input_ids_NT: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tapped states, and what the model itself gave in the same pass."""
+        return self._run(input_ids_NT, self.layers, self.norm)
 
     def _run(self, input_ids_NT: torch.Tensor, layers: Sequence[int], norm: str, **arguments: Any) -> tuple[torch.Tensor, Any]:
         """The tapped states, and what the model itself gave."""

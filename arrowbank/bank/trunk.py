@@ -1,0 +1,219 @@
+"""Trunk banks: for each window of tokens what the model itself computed and would say next, as the teacher of its draft.
+
+A row is read as arrows over the mapped shard: nothing is copied. Hidden states are bfloat16 bits, or float16 where the model
+computes in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.columns import fixed_list_column, fixed_lists, list_values, nested_lists, number_column, values_of
+from arrowbank.bank.floats import bfloat16_tensor
+from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+KIND, TAPS_KIND = "trunk", "taps"
+HIDDEN_TYPES = {"bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.float16)}
+WINDOWS_A_BATCH = 10  # that training needs at least, for each window of a batch
+
+
+@dataclass(frozen=True)
+class TrunkWindow:
+    """One row. Arrays lie over a mapped file and cannot be written to. S ≤ T is the number of real tokens.
+
+    input_ids [T] int32, padded behind · topk_ids [S, k] int32 and topk_probs [S, k] float32, most likely first · tail_mass [S]
+    float32 · hidden [S, H] uint16 (bfloat16 bits) or float16 · set and window: the data set, and the window's index in it.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    length: int
+    topk_ids: npt.NDArray[np.int32]
+    topk_probs: npt.NDArray[np.float32]
+    tail_mass: npt.NDArray[np.float32]
+    hidden: npt.NDArray[Any]
+    set: str
+    window: int
+    held_out: bool
+
+    def hidden_tensor(self) -> torch.Tensor:
+        """The hidden states as a torch tensor of its own memory, [S, H] bfloat16 or float16."""
+        import torch
+
+        if self.hidden.dtype == np.float16:
+            return torch.from_numpy(self.hidden.copy())
+        tensor: torch.Tensor = bfloat16_tensor(self.hidden)
+        return tensor
+
+
+class TrunkBank(Bank):
+    """A committed trunk bank: N windows of up to T tokens."""
+
+    @property
+    def window_tokens(self) -> int:
+        """T."""
+        return int(self.manifest["window"])
+
+    @property
+    def topk(self) -> int:
+        """k, the next tokens kept a row."""
+        return int(self.manifest["topk"])
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.manifest["hidden_size"])
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Real tokens of every window, [N]."""
+        return np.concatenate([values_of(batch.column("length")) for batch in self.shards()])
+
+    @cached_property
+    def held_out(self) -> npt.NDArray[np.bool_]:
+        """Which windows are kept from training, [N]."""
+        return np.array([value for batch in self.shards() for value in batch.column("held_out").to_pylist()], np.bool_)
+
+    @cached_property
+    def set_names(self) -> list[str]:
+        """The data set of every window, [N]."""
+        return [value for batch in self.shards() for value in batch.column("set").to_pylist()]
+
+    @property
+    def held_out_rows(self) -> npt.NDArray[np.int64]:
+        """The rows that are only measured on."""
+        return np.flatnonzero(self.held_out).astype(np.int64)
+
+    def training_rows(self, batch: int) -> npt.NDArray[np.int64]:
+        """The rows to train on with `batch` windows a step. InputError where the bank has too few windows for that."""
+        needed = WINDOWS_A_BATCH * batch
+        rows = np.flatnonzero(~self.held_out).astype(np.int64)
+        if len(self) < needed or not len(rows):
+            raise InputError(
+                f"{self.folder}: {len(self):,} windows, {len(rows):,} of them to train on; training with {batch} windows a batch "
+                f"needs at least {needed} windows ({WINDOWS_A_BATCH} a window of the batch) that are not all held out. Build a "
+                "bank of more --data or --tokens, without --hold-all, or give a smaller batch."
+            )
+        return rows
+
+    def read(self, row: int) -> TrunkWindow:
+        """Row `row`, 0 ≤ row < N."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a bank of {len(self)} rows")
+        index = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self._view(index).window(row - int(self.starts[index]))
+
+    @cached_property
+    def _views(self) -> dict[int, _ShardRows]:
+        return {}
+
+    def _view(self, index: int) -> _ShardRows:
+        """The columns of shard `index`, made when they are first asked for."""
+        if index not in self._views:
+            self._views[index] = _ShardRows(self.shard(index))
+        return self._views[index]
+
+
+class _ShardRows:
+    """The columns of one shard as arrays over the mapped file."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        self._ids = fixed_lists(batch.column("input_ids"))
+        self._lengths, self._numbers = values_of(batch.column("length")), values_of(batch.column("window"))
+        self._topk_ids, self._starts = nested_lists(batch.column("topk_ids"))
+        self._probs, _ = nested_lists(batch.column("topk_probs"))
+        self._tail, _ = list_values(batch.column("tail_mass"))
+        self._hidden, _ = nested_lists(batch.column("hidden"))
+
+    def window(self, row: int) -> TrunkWindow:
+        rows = slice(int(self._starts[row]), int(self._starts[row + 1]))
+        return TrunkWindow(
+            self._ids[row],
+            int(self._lengths[row]),
+            self._topk_ids[rows],
+            self._probs[rows],
+            self._tail[rows],
+            self._hidden[rows],
+            self._batch.column("set")[row].as_py(),
+            int(self._numbers[row]),
+            self._batch.column("held_out")[row].as_py(),
+        )
+
+
+@dataclass(frozen=True)
+class TrunkColumns:
+    """The columns of a shard of n windows and R real tokens, to be written.
+
+    input_ids [n, T] int32 · lengths [n] int32 · topk_ids [R, k] int32 · topk_probs [R, k] float32 · tail_mass [R] float32 ·
+    hidden [R, H] of a HIDDEN_TYPES · sets, windows [n] int32, held_out: as in TrunkWindow.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+    topk_ids: npt.NDArray[np.int32]
+    topk_probs: npt.NDArray[np.float32]
+    tail_mass: npt.NDArray[np.float32]
+    hidden: npt.NDArray[Any]
+    sets: list[str]
+    windows: npt.NDArray[np.int32]
+    held_out: list[bool]
+
+    def batch(self) -> pa.RecordBatch:
+        """The record batch, without a copy of what is large."""
+        offsets = row_offsets(self.lengths)
+        return pa.record_batch(
+            {
+                "input_ids": fixed_list_column(self.input_ids),
+                "length": number_column(self.lengths),
+                "topk_ids": lists_of(offsets, fixed_list_column(self.topk_ids)),
+                "topk_probs": lists_of(offsets, fixed_list_column(self.topk_probs)),
+                "tail_mass": lists_of(offsets, number_column(self.tail_mass)),
+                "hidden": lists_of(offsets, fixed_list_column(self.hidden)),
+                "set": pa.array(self.sets, pa.string()),
+                "window": number_column(self.windows),
+                "held_out": pa.array(self.held_out, pa.bool_()),
+            }
+        )
+
+
+def row_offsets(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Where the real tokens of each window begin among all of them, [n + 1]."""
+    return np.cumsum([0, *lengths.tolist()]).astype(np.int32)
+
+
+def lists_of(offsets: npt.NDArray[np.int32], values: pa.Array) -> pa.Array:
+    """Values of any type as lists, a list a window."""
+    return pa.ListArray.from_arrays(number_column(offsets), values)
+
+
+def window_bytes(window: int, length: int, topk: int, hidden_size: int) -> int:
+    """Bytes of a row of `length` real tokens, without what Arrow adds a shard."""
+    return 4 * window + length * (topk * 8 + 4 + 2 * hidden_size) + ROW_OVERHEAD
+
+
+ROW_OVERHEAD = 40  # length, index, flag, name, and the offsets of five lists
+
+
+def open_trunk(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TrunkBank:
+    """Open a committed trunk bank; `expect` as in `open_bank`: {"model_fingerprint": …, "topk": 64, "window": 2048}, say.
+
+    Raises what `open_bank` raises, and InputError for a bank of another kind.
+    """
+    path, manifest = open_committed(folder, expect)
+    if manifest["kind"] != KIND:
+        raise InputError(
+            f"{folder}: a bank of {manifest['kind']}, expected a trunk bank. Give a folder that `arrowbank trunk build` has written."
+        )
+    return TrunkBank(path, manifest)

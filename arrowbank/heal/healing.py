@@ -1,0 +1,334 @@
+"""The stage `heal`: a draft is trained to agree with its own trunk again, measured before and after, and written back.
+
+Beside the folder that is written lies OUT.heal: the training's state until it is done, then its trace, its picture and the report. What
+counts is the file that will be served, so every file that is written is opened again and measured as it is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json
+from arrowbank.bank.manifest import STATE as COMMIT
+from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
+from arrowbank.bank.trunk import TrunkBank, open_trunk
+from arrowbank.errors import ContractError, InputError, PlanMismatch
+from arrowbank.heal.config import HealConfig
+from arrowbank.heal.dump import dump_drafts
+from arrowbank.heal.measure import Measured, measure
+from arrowbank.heal.parity import check_conventions
+from arrowbank.heal.plot import plot_trace
+from arrowbank.heal.state import STATE
+from arrowbank.heal.training import FED, TRACE, Training
+from arrowbank.heal.windows import Windows
+from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
+from arrowbank.mtp.draft import Draft
+from arrowbank.mtp.loading import init_from_last_block, load_draft
+from arrowbank.mtp.saving import check_target, is_of_plan, remove_of_plan, save_draft
+from arrowbank.mtp.trunk import Trunk, trunk_of
+from arrowbank.progress import SILENT, Progress
+
+PLAN, REPORT = "plan.json", "report.json"
+KIND = "heal"
+
+
+@dataclass(frozen=True)
+class Healed:
+    """What came of it, measured on the held-out windows in the training's own precision."""
+
+    before: Measured
+    after: Measured
+    best_step: int
+
+
+def heal_draft(
+    config: HealConfig,
+    trunk_bank: str | Path,
+    out: str | Path,
+    *,
+    dump: str | Path | None = None,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Heal the draft of `config.model` on `trunk_bank` and write the checkpoint with it to `out`; the report.
+
+    Goes on where an earlier run of the same plan stopped. `dump`: also write the draft's rows on the held-out windows, before and
+    after, as a bank there.
+
+    Raises InputError (options, a bank with too few windows, no draft, conventions that contradict the draft), ContractError (a bank
+    of another model), BadVector (training that does not stay finite), PlanMismatch, BankLocked, CorruptBank, DiskFull.
+    """
+    out = Path(out)
+    bank = _bank_of(config, trunk_bank)
+    rows, held_out = _rows(config, bank)
+    folder = resolve_model(config.model.model, code=config.model.trust_remote_code)
+    work = out.with_name(f"{out.name}.heal")
+    targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
+    recipe = _recipe(config, bank, folder)
+    plan = plan_digest(KIND, recipe)
+    if (done := _finished(work, plan, dump, restart=restart)) is not None:
+        progress.message(f"{out}: already complete, nothing to do")
+        return done
+    _refuse_other_plans(work, recipe, restart=restart)
+    replaceable = {_found_plan(work)}  # copies that a run of the work that lies there has written
+    for _, target in targets:
+        if not is_of_plan(target, replaceable):
+            check_target(folder, target)
+    subject = _subject(config, bank, held_out, folder, progress)
+    with _locked(work):
+        if restart:
+            _throw_away(work, [target for _, target in targets], replaceable)
+        publish_json(work / PLAN, {"digest": plan, "recipe": recipe})
+        healed = _heal(config, subject, rows, work, progress)
+        report = _write(config, subject, healed, folder, targets, plan, progress)
+        if dump is not None:
+            weights = {"before": subject.first, "after": subject.draft.weights()}
+            dump_drafts(dump, subject.draft, subject.windows, held_out, weights, config, recipe)
+        _finish(work, report, traced=bool(config.epochs))
+        return report
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """The right to write in `work`, which is made where it is not there."""
+    journal = work / "journal"
+    with explained(work):
+        journal.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(journal)
+    try:
+        yield
+    finally:
+        (journal / "lock").unlink(missing_ok=True)
+        lock.release()
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is healed, on what, and how it is counted. `first` are the weights that it begins with."""
+
+    draft: Draft
+    windows: Windows
+    first: Mapping[str, torch.Tensor]
+    conventions: Mapping[str, float]
+    count: Callable[[Draft], Measured]
+
+
+def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folder: Path, progress: Progress) -> _Subject:
+    """Load trunk and draft, and see that the draft is fed what it was trained on."""
+    draft = _first_draft(config, _load_trunk(config.model), folder)
+    for note in draft.origin.notes:
+        progress.message(note)
+    windows = Windows(bank, draft)
+    conventions = {} if config.init else check_conventions(draft, windows, held_out, chain=config.chain, batch=config.batch)
+    count = partial(
+        measure,
+        windows=windows,
+        rows=held_out,
+        chain=config.chain,
+        stride=config.stride,
+        batch=config.batch,
+        in_order=config.in_order,
+    )
+    return _Subject(draft, windows, draft.weights(), conventions, count)
+
+
+def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path, progress: Progress) -> Healed:
+    """Train, if there is anything to train; the draft then has its best weights."""
+    before, best_step = subject.count(subject.draft), 0
+    if config.epochs:
+        held_out = subject.windows.bank.held_out_rows.tolist()
+        training = Training(config, subject.draft, subject.windows, rows, held_out, work)
+        training.run(progress)
+        best_step = training.at.best_step
+    return Healed(before, subject.count(subject.draft), best_step)
+
+
+def _write(
+    config: HealConfig,
+    subject: _Subject,
+    healed: Healed,
+    folder: Path,
+    targets: list[tuple[str, Path]],
+    plan: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write the checkpoints, open each again and measure it as it is stored; the report."""
+    provenance = _provenance(config, subject.windows.bank, healed) | {"plan": plan}
+    files = []
+    for codec, target in targets if config.epochs or config.codec != "keep" else targets[1:]:
+        remove_of_plan(target, {plan})  # of a run that was killed before its report
+        saved = save_draft(subject.draft, folder, target, codec=codec, provenance=provenance)
+        stored = load_draft(subject.draft.trunk, target).feed(hidden=subject.draft.hidden, recycle=subject.draft.recycle)
+        accepted = subject.count(stored)
+        progress.message(f"{target}: {codec}, {accepted.whole.score:.3f} drafts a round as stored")
+        files.append(
+            {
+                "folder": str(target),
+                "codec": codec,
+                "draft_bytes": saved.draft_bytes,
+                "sha256": dict(saved.sha256),
+                "accepted": accepted.record(),
+            }
+        )
+    return {**provenance, "conventions": dict(subject.conventions), "files": files}
+
+
+def _bank_of(config: HealConfig, folder: str | Path) -> TrunkBank:
+    """The bank, which must be of this very model and reach as far as the chain."""
+    bank = open_trunk(folder)
+    fingerprint = describe(config.model).fingerprint
+    if bank.manifest["model_fingerprint"] != fingerprint:
+        raise ContractError(
+            f"{folder}: a trunk bank of {bank.manifest['model_path']} with weights {str(bank.manifest['model_fingerprint'])[:12]}, "
+            f"expected those of {config.model.model}, {fingerprint[:12]}. Build the bank of this model: arrowbank trunk build.",
+            "model_fingerprint",
+        )
+    return bank
+
+
+def _rows(config: HealConfig, bank: TrunkBank) -> tuple[Sequence[int], Sequence[int]]:
+    """The rows to train on (none with epochs 0), and those to measure on."""
+    held_out = bank.held_out_rows.tolist()
+    if not held_out:
+        raise InputError(f"{bank.folder}: no window is held out to measure on. Build a bank of at least ten windows.")
+    return (bank.training_rows(config.batch).tolist() if config.epochs else []), held_out
+
+
+def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]:
+    """Everything that decides what is written."""
+    first = None
+    if config.draft_from is not None:
+        first = model_fingerprint(resolve_model(config.draft_from), code=False)
+    return {
+        **config.recipe(),
+        "trunk_bank": bank.content_digest,
+        "model": bank.manifest["model_fingerprint"],
+        "dtype": config.model.dtype,
+        "draft_from": first,
+        "hidden": config.hidden,
+        "recycle": config.recycle,
+        "codec": config.codec,
+        "also": [list(one) for one in config.also],
+        "in_order": config.in_order,
+    }
+
+
+def _finished(work: Path, plan: str, dump: str | Path | None, *, restart: bool) -> dict[str, Any] | None:
+    """The report of a run of this very plan whose files are all there; None where there is something to do."""
+    if restart or not (work / REPORT).exists() or _found_plan(work) != plan:
+        return None
+    report: dict[str, Any] = read_json(work / REPORT)
+    if not all(Path(one["folder"]).exists() for one in report["files"]):
+        return None
+    if dump is not None and not (Path(dump) / COMMIT).exists():
+        raise InputError(
+            f"{dump}: the healing is complete, and kept no rows of its drafts. Give --restart to do it again with --dump."
+        )
+    return report
+
+
+def _found_plan(work: Path) -> str | None:
+    """The digest of the plan whose work lies there."""
+    return str(read_json(work / PLAN)["digest"]) if (work / PLAN).exists() else None
+
+
+def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
+    """PlanMismatch where the folder holds the work of another healing."""
+    path = work / PLAN
+    if restart or not path.exists() or (found := read_json(path))["digest"] == plan_digest(KIND, recipe):
+        return
+    fields = differing_fields(found["recipe"], json.loads(json.dumps(recipe)))
+    lines = "".join(f"\n  {name}: found {old!r}, wanted {new!r}" for name, (old, new) in fields.items())
+    raise PlanMismatch(
+        f"{work}: holds the work of another healing; these fields differ:{lines}\n"
+        "Give --restart to throw that work away, or another --out to keep it.",
+        fields,
+    )
+
+
+def _throw_away(work: Path, targets: Sequence[Path], plans: Collection[str | None]) -> None:
+    """Remove an earlier healing's state, and the copies that it has written: those whose own record says so."""
+    report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
+    for target in (*targets, *(Path(one["folder"]) for one in report["files"])):
+        remove_of_plan(target, plans)
+    for name in (STATE, TRACE, FED, REPORT, PLAN):  # the plan last: what is left is never taken for another's
+        (work / name).unlink(missing_ok=True)
+
+
+def _load_trunk(config: ModelConfig) -> Trunk:
+    from arrowbank.models.device import resolve_device
+    from arrowbank.models.loading import load_reader
+
+    outer = replace(config, backbone="outer")
+    device = torch.device(resolve_device(outer)[0])
+    model: Any = load_reader(outer, describe(outer), device, lambda model: model)
+    return trunk_of(model)
+
+
+def _first_draft(config: HealConfig, trunk: Trunk, folder: Path) -> Draft:
+    """The draft to begin with, in float32: steps of 2e-5 are lost in bfloat16."""
+    if config.init:
+        draft = init_from_last_block(trunk, dtype=torch.float32)
+    else:
+        source = folder if config.draft_from is None else resolve_model(config.draft_from)
+        draft = load_draft(trunk, source, dtype=torch.float32)
+    return draft.feed(hidden=config.hidden, recycle=config.recycle)  # type: ignore[arg-type]  # checked there
+
+
+def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str, Any]:
+    """What is put into the metadata of every file that is written."""
+    counts = bank.manifest["counts"]
+    return {
+        "made_by": "arrowbank heal",
+        "data": bank.manifest["sets"],
+        "tokens": counts["tokens"],
+        "windows": counts["windows"],
+        "k": bank.topk,
+        **{
+            name: getattr(config, name)
+            for name in ("chain", "stride", "epochs", "lr", "batch", "hard", "refresh", "draft_from")
+        },
+        "best_step": healed.best_step,
+        "before": healed.before.record(),
+        "after": healed.after.record(),
+    }
+
+
+def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
+    if traced:
+        for name, data in plot_trace(work / TRACE).items():
+            publish_bytes(work / name, data)
+    publish_json(work / REPORT, report)
+    for name in (STATE, FED):
+        (work / name).unlink(missing_ok=True)
+
+
+def table(report: Mapping[str, Any]) -> list[str]:
+    """Before and after by data set and chain step, and each written file, for a person."""
+    steps = "".join(f"{f'step {step}':>9}" for step in range(1, len(report["before"]["rates"]) + 1))
+    lines = [f"{'rate of acceptance':23}{steps}{'drafts a round':>17}"]
+
+    def row(name: str, counts: Mapping[str, Any]) -> str:
+        rates = "".join("        –" if rate is None else f"{rate:9.3f}" for rate in counts["rates"])
+        return f"{name:23}{rates}{counts['score']:17.3f}"
+
+    for name in ("", *report["before"]["sets"]):
+        for when in ("before", "after"):
+            found = report[when]["sets"][name] if name else report[when]
+            lines.append(row(f"{name or 'all'}, {when}", found))
+    lines.append(row("control (must miss)", report["after"]["control"]))
+    if "in_order" in report["after"]:
+        lines += [row(f"in order, {when}", report[when]["in_order"]) for when in ("before", "after")]
+    for one in report["files"]:
+        lines.append(
+            row(f"{one['codec']} as stored", one["accepted"]) + f"   {one['folder']} ({one['draft_bytes']:,} bytes of draft)"
+        )
+    return lines

@@ -1,0 +1,77 @@
+"""What a training needs to go on after a crash to the same result: in one safetensors file, published whole at each measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from arrowbank.bank.files import publish_bytes
+from arrowbank.errors import CorruptBank
+
+STATE = "state.safetensors"
+
+
+@dataclass
+class Progressed:
+    """Where a training is. `trace` has a line a measurement; `since_best` measurements ago was the best one; `losses` since the last."""
+
+    step: int = 0
+    refreshes: int = 0
+    skipped: int = 0
+    best_score: float = -1.0
+    best_step: int = 0
+    since_best: int = 0
+    stopped: bool = False
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+def save_state(
+    folder: Path,
+    progressed: Progressed,
+    *,
+    weights: Mapping[str, Mapping[str, torch.Tensor]],
+    optimizer: torch.optim.Adam,
+    parameters: Sequence[torch.nn.Parameter],
+) -> None:
+    """Publish the state: `weights` by role (now, best, fed), and the optimiser's moments of `parameters` in their order."""
+    tensors = {f"{role}.{name}": tensor for role, named in weights.items() for name, tensor in named.items()}
+    for index, parameter in enumerate(parameters):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"adam.{index}.{name}"] = value.detach().to("cpu", copy=True)
+    publish_bytes(folder / STATE, save(tensors, metadata={"progressed": json.dumps(asdict(progressed))}))
+
+
+def load_state(
+    folder: Path, *, roles: Sequence[str], optimizer: torch.optim.Adam, parameters: Sequence[torch.nn.Parameter]
+) -> tuple[Progressed, dict[str, dict[str, torch.Tensor]]] | None:
+    """The state in `folder`, the moments put into `optimizer`; None where there is none. CorruptBank for a damaged file."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, Any] = file.metadata() or {}
+            progressed = Progressed(**json.loads(metadata["progressed"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CorruptBank(f"{path}: not readable as a training's state ({error}). Give --restart to begin again.") from None
+    for index, parameter in enumerate(parameters):
+        prefix = f"adam.{index}."
+        moments = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if moments:
+            optimizer.state[parameter] = {
+                name: value if name == "step" else value.to(parameter.device) for name, value in moments.items()
+            }
+    weights = {
+        role: {name.removeprefix(f"{role}."): value for name, value in tensors.items() if name.startswith(f"{role}.")}
+        for role in roles
+    }
+    return progressed, weights

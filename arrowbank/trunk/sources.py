@@ -1,0 +1,267 @@
+"""Where the records of a set come from: a token bank, texts (a texts bank, .jsonl, .txt) with a tokenizer, or a saved dataset.
+
+A source knows how many records it has and gives any of them by its number, as token ids: so that only those are tokenized, or
+looked at, that the shuffle brings up before the set has its tokens. A text file is read into memory whole.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank import open_bank
+from arrowbank.bank.columns import list_values
+from arrowbank.bank.manifest import MANIFEST
+from arrowbank.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from arrowbank.bank import Bank
+
+Ids = npt.NDArray[np.int32]
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+TEXTS_A_CALL = 64  # texts that are tokenized together
+
+
+class Source(Protocol):
+    """Records by their numbers."""
+
+    def __len__(self) -> int:
+        """How many records there are."""
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """What the records of these numbers hold: token ids or a text each."""
+
+    def place_of(self, number: int) -> str:
+        """Where a record is in the source, in words."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a source as token ids, each checked. `place` is the source in words, vocab_size the model's; `tokenizer`
+    gives what makes ids of texts, and is asked only where there is a text.
+    """
+
+    source: Source
+    place: str
+    vocab_size: int
+    tokenizer: Callable[[], PreTrainedTokenizerFast | None] = lambda: None
+
+    def in_order(self, numbers: Sequence[int]) -> Iterator[Ids]:
+        """The records of `numbers` in that order, [tokens] int32 each. InputError for one that is neither ids nor text."""
+        for start in range(0, len(numbers), TEXTS_A_CALL):
+            some = numbers[start : start + TEXTS_A_CALL]
+            yield from map(self._checked, some, self._ids(some, self.source.read(some)))
+
+    def _ids(self, numbers: Sequence[int], values: list[Any]) -> list[Any]:
+        """Texts among the values tokenized, without special tokens."""
+        texts = [value for value in values if isinstance(value, str)]
+        if not texts:
+            return values
+        tokenizer = self.tokenizer()
+        if tokenizer is None:
+            raise InputError(f"{self.place}: holds texts, and there is no tokenizer. Give --tokenizer M.")
+        for number, value in zip(numbers, values, strict=True):
+            if isinstance(value, str) and not _is_text(value):
+                raise InputError(
+                    f"{self._of(number)}: holds half of a surrogate pair, which is no text. Repair it, or leave it out."
+                )
+        made = iter(tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [next(made).ids if isinstance(value, str) else value for value in values]
+
+    def _checked(self, number: int, value: Any) -> Ids:
+        given = isinstance(value, list) and all(type(token) is int for token in value)
+        if not given and not isinstance(value, np.ndarray):
+            raise InputError(f"{self._of(number)}: {_short(value)}; expected a text, or a list of token ids.")
+        if not len(value):
+            return np.empty(0, np.int32)
+        lowest, highest = (min(value), max(value)) if given else (value.min(), value.max())
+        for token in (int(lowest), int(highest)):
+            if not 0 <= token < self.vocab_size:
+                raise InputError(
+                    f"{self._of(number)}: token id {token}, but the model has a vocabulary of {self.vocab_size} (0 to "
+                    f"{self.vocab_size - 1}). The tokens are another model's: give data of this model's tokenizer."
+                )
+        return np.asarray(value, np.int32)
+
+    def _of(self, number: int) -> str:
+        return f"{self.place}, {self.source.place_of(number)}"
+
+
+def open_source(path: Path, text_field: str) -> Source:
+    """The records in `path`: a bank of ours, a saved dataset, or a .jsonl (.gz, .zst) or .txt file. InputError where it is
+    none of these."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder. Give a token bank, a texts bank, a saved dataset, .jsonl or .txt.")
+    if (path / MANIFEST).exists():
+        return BankSource(open_bank(path))
+    if path.is_dir():
+        return DatasetSource(path, text_field)
+    kind = Path(path.name.removesuffix(path.suffix)).suffix if path.suffix in COMPRESSIONS else path.suffix
+    if kind not in (".jsonl", ".txt"):
+        raise InputError(f"{path}: a file whose name ends in {kind!r}; expected .jsonl or .txt (also .gz, .zst), or a folder.")
+    return FileSource(path, _json_record if kind == ".jsonl" else _plain_record, text_field)
+
+
+class BankSource:
+    """A committed bank with a column of `input_ids`, or else of `text`. InputError for one that has neither."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+        columns = [name for name in ("input_ids", "text") if name in bank.columns]
+        if not columns or pa.types.is_fixed_size_list(bank.shard(0).schema.field(columns[0]).type):
+            raise InputError(
+                f"{bank.folder}: a bank of {bank.kind}, expected tokens or texts. Give what `arrowbank tokenize` has written."
+            )
+        self._column = columns[0]
+
+    def __len__(self) -> int:
+        return len(self._bank)
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        return [self._one(number) for number in numbers]
+
+    def place_of(self, number: int) -> str:
+        return f"row {number}"
+
+    def _one(self, number: int) -> Any:
+        shard = int(np.searchsorted(self._bank.starts, number, side="right")) - 1
+        row = number - int(self._bank.starts[shard])
+        if self._column == "text":
+            return self._bank.shard(shard).column("text")[row].as_py()
+        values, offsets = self._ids(shard)
+        return values[offsets[row] : offsets[row + 1]]
+
+    def _ids(self, shard: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        if shard not in self._views:
+            self._views[shard] = list_values(self._bank.shard(shard).column("input_ids"))
+        return self._views[shard]
+
+    @cached_property
+    def _views(self) -> dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.int32]]]:
+        return {}
+
+
+class DatasetSource:
+    """A saved dataset of one split with a column `input_ids`, or else the text column `text_field`."""
+
+    def __init__(self, path: Path, text_field: str) -> None:
+        import datasets
+
+        try:
+            rows = datasets.load_from_disk(str(path))
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: neither a bank nor a saved dataset ({error}).") from None
+        if not isinstance(rows, datasets.Dataset):
+            raise InputError(f"{path}: a saved dataset of several splits. Give the folder of one: {', '.join(rows)}.")
+        columns = [name for name in ("input_ids", text_field) if name in rows.column_names]
+        if not columns:
+            raise InputError(
+                f"{path}: a dataset of the columns {', '.join(rows.column_names)}; expected input_ids, or a text column named "
+                "with --text-field."
+            )
+        self._column = columns[0]
+        self._rows = rows.select_columns(columns[:1]).with_format(None)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        return list(self._rows[list(numbers)][self._column])
+
+    def place_of(self, number: int) -> str:
+        return f"row {number}"
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A text file with a record a line; blank lines are none. `parse` makes of a line, its place and the text field a record."""
+
+    path: Path
+    parse: Any
+    text_field: str
+    lines: list[tuple[int, bytes]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", list(_lines(self.path)))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        return [self._one(*self.lines[number]) for number in numbers]
+
+    def place_of(self, number: int) -> str:
+        return f"line {self.lines[number][0]}"
+
+    def _one(self, number: int, line: bytes) -> Any:
+        place = f"{self.path}, line {number}"
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{place}, byte {error.start + 1}: not UTF-8. Write the file again.") from None
+        return self.parse(text, place, self.text_field)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 1 on. InputError for a file that cannot be read to its end."""
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if bare.strip():
+                    yield number, bare.rstrip(b"\r\n")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: cannot be read to its end ({error}). Copy or make the file again.") from error
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    compression = COMPRESSIONS.get(path.suffix)
+    if compression is None:
+        return path.open("rb")
+    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression))
+
+
+def _plain_record(line: str, _place: str, _text_field: str) -> str:
+    return line
+
+
+def _json_record(line: str, place: str, text_field: str) -> Any:
+    """The token ids of an object, or else its text."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}, column {error.colno}: not JSON ({error.msg}). Expected one object a line.") from None
+    except RecursionError:
+        raise InputError(f"{place}: nested too deeply to be read. Expected one object a line.") from None
+    found = value.get("input_ids", value.get(text_field)) if isinstance(value, dict) else None
+    if found is None:
+        raise InputError(
+            f"{place}: {_short(value)}; expected an object with input_ids, or a text under {text_field!r} (--text-field names it)."
+        )
+    return found
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string has an UTF-8 form: JSON can spell halves of surrogate pairs, which have none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,257 @@
+"""`heal` end to end on tiny models: it learns, it resumes to the same result, it writes what it measured, and it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft, open_trunk
+from arrowbank.cli import main
+from arrowbank.errors import BadVector, ContractError, InputError, PlanMismatch
+from arrowbank.heal.config import HealConfig as Config
+from arrowbank.heal.measure import measure
+from arrowbank.heal.parity import check_conventions
+from arrowbank.heal.training import Job, jobs_of, learning_rate, ordered
+from arrowbank.heal.windows import Windows
+from arrowbank.mtp.loading import init_from_last_block, load_draft
+from arrowbank.mtp.saving import save_draft
+from arrowbank.mtp.trunk import trunk_of
+from tests import drafts
+from tests.kill import kill_at, tree_bytes
+
+WINDOW, CHAIN = 24, 2
+
+
+def texts_of(model: Any, count: int) -> list[list[int]]:
+    """What the model itself goes on to say, but for every eighth token: text that a draft can be right about."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(2, drafts.V, (count, 2), generator=generator)
+    with torch.inference_mode():
+        for _ in range(WINDOW - 2):
+            best = model(ids, use_cache=False).logits[:, -1].argmax(-1)
+            other = torch.randint(2, drafts.V, (count,), generator=generator)
+            ids = torch.cat([ids, torch.where(torch.rand(count, generator=generator) < 0.875, best, other)[:, None]], 1)
+    rows: list[list[int]] = ids.tolist()
+    return rows
+
+
+class Case:
+    """A checkpoint with a damaged draft, its trunk bank, and a configuration that heals it in seconds.
+
+    The trunk hardly does more than map a token to the next one: a rule that a draft can learn from little text.
+    """
+
+    def __init__(self, folder: Path, *, draft: bool = True) -> None:
+        bare = drafts.make("llama, canonical", folder / "bare", draft=False).folder
+        tensors = load_file(bare / "model.safetensors")
+        quiet = {
+            name: value * 0.02 if ".o_proj." in name or ".down_proj." in name else value for name, value in tensors.items()
+        }
+        quiet["model.norm.weight"] = torch.tensor([1.5, -0.5, 2.5, -1.0] * (drafts.H // 4))  # its sides are easily told apart
+        drafts.write(bare, quiet)
+        self.model = bare
+        if draft:
+            damaged = init_from_last_block(drafts.load_trunk(bare), dtype=torch.float32)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(2)
+                for weight in damaged.train_only(projection=True):
+                    weight.add_(
+                        0.5 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0.3 * torch.randn_like(weight)
+                    )
+            self.model = folder / "model"
+            save_draft(damaged, bare, self.model, provenance={})
+        self.bank = folder / "trunk"
+        rows = texts_of(drafts.load_trunk(self.model), 40)
+        (folder / "rows.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+        build_trunk(self.trunk_config(), self.bank)
+
+    def trunk_config(self, **options: Any) -> TrunkConfig:
+        rows = str(self.bank.parent / "rows.jsonl")
+        given: dict[str, Any] = {
+            "model": ModelConfig(model=str(self.model), device="cpu"),
+            "data": (TrunkData("a", rows, 24 * 30), TrunkData("b", rows, 24 * 20)),
+            "hidden": "pre",
+        }
+        return TrunkConfig(window=WINDOW, topk=8, chain=CHAIN, **(given | options))
+
+    def config(self, **options: Any) -> Config:
+        given: dict[str, Any] = {
+            "chain": CHAIN,
+            "lr": 3e-3,
+            "batch": 4,
+            "epochs": 2.0,
+            "eval_every": 5,
+            "refresh": 7,
+            "patience": 50,
+        }
+        return HealConfig(model=ModelConfig(model=str(self.model), device="cpu"), **(given | options))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("heal"))
+
+
+def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_path: Path) -> None:
+    out = tmp_path / "healed"
+    config = case.config(also=(("int8", str(tmp_path / "small")),), in_order=True)
+    report = heal_draft(config, case.bank, out, dump=tmp_path / "dump")
+    assert report["after"]["score"] > report["before"]["score"] + 0.2
+    assert report["after"]["control"]["score"] < report["after"]["score"] / 2
+    assert set(report["after"]["sets"]) == {"a", "b"}
+    assert [one["codec"] for one in report["files"]] == ["keep", "int8"]
+    assert report["files"][0]["accepted"]["score"] == pytest.approx(report["after"]["score"], abs=0.02)
+    for one in report["files"]:
+        trunk = trunk_of(drafts.load_trunk(Path(one["folder"])))
+        stored = load_draft(trunk, Path(one["folder"]))
+        bank = open_trunk(case.bank)
+        found = measure(stored, Windows(bank, stored), bank.held_out_rows.tolist(), chain=CHAIN)
+        assert found.whole.record()["hits"] == one["accepted"]["hits"]
+    lines = [json.loads(line) for line in (tmp_path / "healed.heal" / "trace.jsonl").read_text().splitlines()]
+    assert lines[0]["step"] == 0
+    assert lines[-1]["step"] == lines[-1]["steps"]
+    assert max(line["score"] for line in lines) == report["after"]["score"]
+    assert (tmp_path / "healed.heal" / "trace.png").exists()
+    assert not (tmp_path / "healed.heal" / "state.safetensors").exists()
+    rows = datasets.load_from_disk(str(tmp_path / "dump"))
+    held_out = open_trunk(case.bank).held_out_rows
+    assert rows["when"] == ["before"] * len(held_out) + ["after"] * len(held_out)
+    assert np.array(rows[0]["topk_ids_2"]).shape == (rows[0]["length"], 4)
+    before = tree_bytes(out)
+    assert heal_draft(config, case.bank, out, dump=tmp_path / "dump") == json.loads(json.dumps(report))
+    assert tree_bytes(out) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 5}, {"stride": 4, "hard": 0.3, "train_projection": True}], ids=str)
+def test_killed_runs_go_on_to_the_same_result(case: Case, tmp_path: Path, options: dict[str, Any]) -> None:
+    config = case.config(epochs=1.0, **options)
+    whole = heal_draft(config, case.bank, tmp_path / "whole")
+    for moment in (9, 14, 23):
+        out = tmp_path / f"killed-{moment}"
+        assert kill_at(moment, heal_draft, config, case.bank, out).killed
+        report = heal_draft(config, case.bank, out)
+        assert {**report, "files": []} == {**whole, "files": []}
+        assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
+        traces = [(tmp_path / name / "trace.jsonl").read_bytes() for name in (f"{out.name}.heal", "whole.heal")]
+        assert traces[0] == traces[1]
+
+
+def test_rounds_are_trained_and_counted_as_a_server_runs_them(case: Case, tmp_path: Path) -> None:
+    report = heal_draft(case.config(stride=4), case.bank, tmp_path / "out")
+    assert report["after"]["score"] > report["before"]["score"] + 0.1
+    chained = heal_draft(case.config(epochs=0.0), case.bank, tmp_path / "measured")
+    assert report["before"]["rows"][0] < chained["before"]["rows"][0]  # a round every fourth row, at two offsets
+
+
+def test_a_model_without_a_draft_begins_with_its_last_block(tmp_path: Path) -> None:
+    case = Case(tmp_path, draft=False)
+    with pytest.raises(InputError, match="--init"):
+        heal_draft(case.config(), case.bank, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    report = heal_draft(case.config(init=True, train_projection=True), case.bank, tmp_path / "out")
+    assert report["after"]["score"] > report["before"]["score"] + 0.2
+    assert load_draft(trunk_of(drafts.load_trunk(tmp_path / "out")), tmp_path / "out").origin.family == "canonical"
+
+
+def test_no_epochs_only_measure_and_re_encode_where_that_is_asked_for(case: Case, tmp_path: Path) -> None:
+    report = heal_draft(case.config(epochs=0.0), case.bank, tmp_path / "out")
+    assert report["before"] == report["after"]
+    assert report["files"] == []
+    assert not (tmp_path / "out").exists()
+    report = heal_draft(case.config(epochs=0.0, codec="nf4"), case.bank, tmp_path / "nf4")
+    assert [one["codec"] for one in report["files"]] == ["nf4"]
+    assert (tmp_path / "nf4" / "model.safetensors").exists()
+
+
+def test_a_draft_that_is_fed_the_wrong_side_is_found_out_before_training(case: Case, tmp_path: Path) -> None:
+    heal_draft(case.config(train_projection=True, epochs=6.0), case.bank, tmp_path / "healed")
+    draft = load_draft(drafts.load_trunk(tmp_path / "healed"), tmp_path / "healed")
+    windows = Windows(open_trunk(case.bank), draft)
+    rows = windows.bank.held_out_rows.tolist()
+    scores = check_conventions(draft, windows, rows, chain=CHAIN, batch=4)
+    assert set(scores) == {"pre/pre", "pre/post", "post/pre", "post/post"}
+    assert min(scores["pre/pre"], scores["pre/post"]) > max(scores["post/pre"], scores["post/post"]) + 0.2
+    draft.feed(hidden="post", recycle="post")
+    with pytest.raises(InputError, match=r"is fed --hidden post --recycle post, and accepts .*\n(.*\n)*Give --hidden pre"):
+        check_conventions(draft, windows, rows, chain=CHAIN, batch=4)
+    assert (draft.hidden, draft.recycle) == ("post", "post")
+    post = tmp_path / "post"
+    build_trunk(case.trunk_config(hidden="post"), post)
+    with pytest.raises(InputError, match="holds hidden states after the final norm, this draft is fed those before it"):
+        heal_draft(case.config(hidden="pre"), post, tmp_path / "out")
+    assert not any(path.name.startswith("out") for path in tmp_path.iterdir())
+
+
+def test_what_cannot_be_healed(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"training with 30 windows a batch needs at least 300"):
+        heal_draft(case.config(batch=30), case.bank, tmp_path / "out")
+    other = drafts.make("qwen3, canonical", tmp_path / "other").folder
+    with pytest.raises(ContractError, match="a trunk bank of"):
+        heal_draft(replace(case.config(), model=ModelConfig(model=str(other))), case.bank, tmp_path / "out")
+    with pytest.raises(InputError, match="lie over or in its source"):
+        heal_draft(case.config(), case.bank, case.model)
+    with pytest.raises(BadVector, match="20 steps gave a loss or gradients that are NaN or Inf"):
+        heal_draft(case.config(lr=1e30, epochs=5.0), case.bank, tmp_path / "wild")
+    assert not any((tmp_path / name).exists() for name in ("out", "wild"))
+    heal_draft(case.config(epochs=0.2), case.bank, tmp_path / "done")
+    with pytest.raises(PlanMismatch, match=r"lr: found 0.003, wanted 0.004"):
+        heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "done", restart=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stride": 1, "chain": 3}, "--stride 1 is shorter than --chain 3"),
+        ({"hidden": "both"}, "expected post or pre"),
+        ({"init": True, "draft_from": "x"}, "give one of them"),
+        ({"hard": 2.0}, "--hard 2.0"),
+        ({"chain": 0}, "chain is 0"),
+        ({"codec": "int3"}, "int3"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        HealConfig(model=ModelConfig(model="m"), **options)
+
+
+@given(st.integers(1, 400), st.floats(1e-6, 1.0))
+def test_the_learning_rate_rises_for_a_tenth_and_ends_at_a_tenth(steps: int, lr: float) -> None:
+    rates = [learning_rate(step, steps, lr) for step in range(steps)]
+    warm = max(1, steps // 10)
+    assert rates[warm - 1] == pytest.approx(lr)
+    assert max(rates) <= lr * (1 + 1e-9)
+    assert all(later <= rate * (1 + 1e-9) for rate, later in zip(rates[warm:], rates[warm + 1 :], strict=False))
+    if steps > warm + 1:
+        assert rates[-1] == pytest.approx(lr / 10)
+
+
+@given(st.integers(1, 30), st.floats(0.1, 4.0), st.integers(1, 4), st.integers(1, 3))
+def test_every_job_comes_once_an_epoch(windows: int, epochs: float, batch: int, chain: int) -> None:
+    config = HealConfig(model=ModelConfig(model="m"), batch=batch, chain=chain)
+    jobs = jobs_of(range(windows), config)
+    assert len(jobs) == -(-windows // batch) * chain
+    order = list(ordered(jobs, epochs))
+    assert len(order) == int(np.ceil(epochs * len(jobs)))
+    for start in range(0, len(order) - len(jobs) + 1, len(jobs)):
+        assert sorted(order[start : start + len(jobs)], key=repr) == sorted(jobs, key=repr)
+    assert all(isinstance(job, Job) for job in order)
+
+
+def test_the_command_line_heals_and_shows_a_table(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["heal", "--trunk", str(case.bank), "--model", str(case.model), "--out", str(tmp_path / "out"), "--chain", "2"]
+    argv += ["--lr", "3e-3", "--batch", "4", "--epochs", "0.5", "--eval-every", "4", "--also", f"bf16={tmp_path / 'bf16'}"]
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert "all, before" in said
+    assert "control (must miss)" in said
+    assert "bf16 as stored" in said
