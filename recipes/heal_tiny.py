@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class HealTiny:
     draft_epochs: float = 2.0
     heal_epochs: float = 1.0
     draft_lr: float = 1.5e-3
-    damage: float = 0.7  # standard deviations of a tensor that are put on it as noise
+    damage: float = 0.8  # standard deviations of a tensor that are put on it as noise
     seed: int = 0
 
 
@@ -126,6 +127,8 @@ def _once(path: Path, make: Callable[[Path], object]) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.half")
+        if hidden.is_dir():
+            shutil.rmtree(hidden)
         make(hidden)
         hidden.rename(path)
     return path

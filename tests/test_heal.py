@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft, open_trunk
+from arrowbank.bank.files import FolderLock
 from arrowbank.cli import main
-from arrowbank.errors import BadVector, ContractError, InputError, PlanMismatch
+from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
 from arrowbank.heal.config import HealConfig as Config
 from arrowbank.heal.measure import measure
 from arrowbank.heal.parity import check_conventions
@@ -119,7 +122,7 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
         assert found.whole.record()["hits"] == one["accepted"]["hits"]
     lines = [json.loads(line) for line in (tmp_path / "healed.heal" / "trace.jsonl").read_text().splitlines()]
     assert lines[0]["step"] == 0
-    assert lines[-1]["step"] == lines[-1]["steps"]
+    assert lines[-1]["step"] == lines[-1]["steps"] == report["steps"]
     assert max(line["score"] for line in lines) == report["after"]["score"]
     assert (tmp_path / "healed.heal" / "trace.png").exists()
     assert not (tmp_path / "healed.heal" / "state.safetensors").exists()
@@ -127,6 +130,11 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
     held_out = open_trunk(case.bank).held_out_rows
     assert rows["when"] == ["before"] * len(held_out) + ["after"] * len(held_out)
     assert np.array(rows[0]["topk_ids_2"]).shape == (rows[0]["length"], 4)
+    (columns,) = re.findall(
+        r"^\| `drafts` \| (.*) \|$", (Path(__file__).parents[1] / "FORMAT.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    first = [name.replace("_j", "_1") for name in re.findall(r"`(\w+)`", columns)]
+    assert rows.column_names == first + [name.replace("_1", "_2") for name in first if name.endswith("_1")]
     before = tree_bytes(out)
     assert heal_draft(config, case.bank, out, dump=tmp_path / "dump") == json.loads(json.dumps(report))
     assert tree_bytes(out) == before
@@ -144,6 +152,46 @@ def test_killed_runs_go_on_to_the_same_result(case: Case, tmp_path: Path, option
         assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
         traces = [(tmp_path / name / "trace.jsonl").read_bytes() for name in (f"{out.name}.heal", "whole.heal")]
         assert traces[0] == traces[1]
+
+
+def test_a_run_killed_while_it_writes_its_files_goes_on(case: Case, tmp_path: Path) -> None:
+    def config(name: str) -> Config:
+        return case.config(epochs=0.3, also=(("int8", str(tmp_path / f"{name}-small")),))
+
+    whole = heal_draft(config("whole"), case.bank, tmp_path / "whole")
+    moments = kill_at(0, heal_draft, config("counted"), case.bank, tmp_path / "counted").moments
+    for before_the_end in (2, 6, 9, 16, 24, 32):
+        name = f"killed-{before_the_end}"
+        assert kill_at(moments - before_the_end, heal_draft, config(name), case.bank, tmp_path / name).killed
+        report = heal_draft(config(name), case.bank, tmp_path / name)
+        assert [one["accepted"] for one in report["files"]] == [one["accepted"] for one in whole["files"]]
+        for suffix, other in (("", "whole"), ("-small", "whole-small")):
+            tensors, wanted = (load_file(tmp_path / made / "model.safetensors") for made in (f"{name}{suffix}", other))
+            assert set(tensors) == set(wanted)
+            assert all(tensors[key].equal(wanted[key]) for key in wanted)
+        left = {path.name for path in (tmp_path / f"{name}.heal").iterdir()}
+        assert left == {path.name for path in (tmp_path / "whole.heal").iterdir()}
+
+
+def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_path: Path) -> None:
+    config, out = case.config(epochs=0.2), tmp_path / "out"
+    report = heal_draft(config, case.bank, out)
+    with pytest.raises(InputError, match="kept no rows of its drafts"):
+        heal_draft(config, case.bank, out, dump=tmp_path / "dump")
+    lock = FolderLock(tmp_path / "out.heal" / "journal")
+    before = tree_bytes(tmp_path)
+    with pytest.raises(BankLocked, match=r"out\.heal: another process"):
+        heal_draft(config, case.bank, out, restart=True)
+    assert tree_bytes(tmp_path) == before
+    lock.release()
+    shutil.rmtree(out)  # "already complete" would be a lie
+    assert heal_draft(config, case.bank, out) == report
+    assert (out / "model.safetensors").exists()
+    shutil.rmtree(out)
+    shutil.copytree(case.model, out)  # somebody else's by now
+    with pytest.raises(InputError, match="is there already and not empty"):
+        heal_draft(config, case.bank, out, restart=True)
+    assert (out / "model.safetensors").exists()
 
 
 def test_rounds_are_trained_and_counted_as_a_server_runs_them(case: Case, tmp_path: Path) -> None:

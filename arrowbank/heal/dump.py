@@ -43,7 +43,8 @@ def dump_drafts(
                 bank.write_shard(number, _batch(draft, windows, part, when, config.chain))
                 number += 1
         facts = {"windows": len(rows), "chain": config.chain, "kept": KEPT, "hidden_size": windows.bank.hidden_size}
-        text = card("Drafts", rows=len(rows) * len(weights), facts=facts, snippet=f'load_from_disk("{Path(folder).name}")')
+        snippet = 'from datasets import load_from_disk\n\nbank = load_from_disk("path/to/this/folder")'
+        text = card("Drafts", rows=len(rows) * len(weights), facts=facts, snippet=snippet)
         return bank.commit(rows=len(rows) * len(weights), card=text, manifest={"text_count": len(rows) * len(weights), **facts})
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json
+from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json, sweep_temporaries
 from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
 from arrowbank.bank.trunk import TrunkBank, open_trunk
@@ -46,6 +46,7 @@ class Healed:
 
     before: Measured
     after: Measured
+    steps: int
     best_step: int
 
 
@@ -103,6 +104,7 @@ def _locked(work: Path) -> Iterator[None]:
     with explained(work):
         journal.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(journal)
+    sweep_temporaries(work)  # of killed runs
     try:
         yield
     finally:
@@ -142,13 +144,13 @@ def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folde
 
 def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path, progress: Progress) -> Healed:
     """Train, if there is anything to train; the draft then has its best weights."""
-    before, best_step = subject.count(subject.draft), 0
+    before, steps, best_step = subject.count(subject.draft), 0, 0
     if config.epochs:
         held_out = subject.windows.bank.held_out_rows.tolist()
         training = Training(config, subject.draft, subject.windows, rows, held_out, work)
         training.run(progress)
-        best_step = training.at.best_step
-    return Healed(before, subject.count(subject.draft), best_step)
+        steps, best_step = training.at.step, training.at.best_step
+    return Healed(before, subject.count(subject.draft), steps, best_step)
 
 
 def _write(
@@ -232,7 +234,13 @@ def _finished(work: Path, plan: str, dump: str | Path | None, *, restart: bool) 
         raise InputError(
             f"{dump}: the healing is complete, and kept no rows of its drafts. Give --restart to do it again with --dump."
         )
+    _drop_state(work)
     return report
+
+
+def _drop_state(work: Path) -> None:
+    for name in (STATE, FED):
+        (work / name).unlink(missing_ok=True)
 
 
 def _found_plan(work: Path) -> str | None:
@@ -296,6 +304,7 @@ def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str
             name: getattr(config, name)
             for name in ("chain", "stride", "epochs", "lr", "batch", "hard", "refresh", "draft_from")
         },
+        "steps": healed.steps,
         "best_step": healed.best_step,
         "before": healed.before.record(),
         "after": healed.after.record(),
@@ -307,8 +316,7 @@ def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
         for name, data in plot_trace(work / TRACE).items():
             publish_bytes(work / name, data)
     publish_json(work / REPORT, report)
-    for name in (STATE, FED):
-        (work / name).unlink(missing_ok=True)
+    _drop_state(work)
 
 
 def table(report: Mapping[str, Any]) -> list[str]:

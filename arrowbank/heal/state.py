@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from arrowbank.bank.files import publish_bytes
+from arrowbank.bank.files import publishing
 from arrowbank.errors import CorruptBank
+from arrowbank.formats.safetensors import write_safetensors
+from arrowbank.mtp.codecs import NAMES
 
 STATE = "state.safetensors"
 
@@ -41,12 +43,27 @@ def save_state(
     optimizer: torch.optim.Adam,
     parameters: Sequence[torch.nn.Parameter],
 ) -> None:
-    """Publish the state: `weights` by role (now, best, fed), and the optimiser's moments of `parameters` in their order."""
-    tensors = {f"{role}.{name}": tensor for role, named in weights.items() for name, tensor in named.items()}
+    """Publish the state: `weights` by role (now, best, fed), and the optimiser's moments of `parameters` in their order.
+
+    Weights that two roles share (the same mapping, as now and best after a better measurement) are written once.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    first: dict[int, str] = {}
+    for role, named in weights.items():
+        if first.setdefault(id(named), role) == role:
+            tensors |= {f"{role}.{name}": tensor for name, tensor in named.items()}
     for index, parameter in enumerate(parameters):
         for name, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"adam.{index}.{name}"] = value.detach().to("cpu", copy=True)
-    publish_bytes(folder / STATE, save(tensors, metadata={"progressed": json.dumps(asdict(progressed))}))
+            tensors[f"adam.{index}.{name}"] = value.detach().cpu()
+    whose = {role: first[id(named)] for role, named in weights.items()}
+    metadata = {"progressed": json.dumps(asdict(progressed)), "weights": json.dumps(whose)}
+    with publishing(folder / STATE, hashed=False) as file:
+        write_safetensors(file, {name: (NAMES[tensor.dtype], _bits(tensor)) for name, tensor in tensors.items()}, metadata)
+
+
+def _bits(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The tensor's own memory as an array; of bfloat16, which NumPy has not, the bits."""
+    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def load_state(
@@ -59,7 +76,7 @@ def load_state(
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, Any] = file.metadata() or {}
-            progressed = Progressed(**json.loads(metadata["progressed"]))
+            progressed, whose = Progressed(**json.loads(metadata["progressed"])), json.loads(metadata["weights"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise CorruptBank(f"{path}: not readable as a training's state ({error}). Give --restart to begin again.") from None
@@ -72,6 +89,6 @@ def load_state(
             }
     weights = {
         role: {name.removeprefix(f"{role}."): value for name, value in tensors.items() if name.startswith(f"{role}.")}
-        for role in roles
+        for role in set(whose.values())
     }
-    return progressed, weights
+    return progressed, {role: weights[whose[role]] for role in roles}

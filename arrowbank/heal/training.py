@@ -80,7 +80,7 @@ class Training:
         self.optimizer = torch.optim.Adam(self.parameters, config.lr, betas=(0.9, 0.999), eps=1e-8)
         self.feeding = Feeding(folder / FED, windows, rows, steps=config.chain, stride=config.stride, batch=config.batch)
         self.at = Progressed()
-        self.weights = {role: draft.weights() for role in ROLES}
+        self.weights = dict.fromkeys(ROLES, draft.weights())
 
     def run(self, progress: Progress) -> None:
         """Train to the end, or until `patience` measurements brought nothing; the draft then has the best weights.
@@ -162,13 +162,13 @@ class Training:
     def _measure(self) -> None:
         config = self.config
         found = measure(self.draft, self.windows, self.held_out, chain=config.chain, stride=config.stride, batch=config.batch)
+        self.weights["now"] = self.draft.weights()
         if found.whole.score > self.at.best_score:
             self.at.best_score, self.at.best_step, self.at.since_best = found.whole.score, self.at.step, 0
-            self.weights["best"] = self.draft.weights()
+            self.weights["best"] = self.weights["now"]
         else:
             self.at.since_best += 1
             self.at.stopped = self.at.since_best >= config.patience
-        self.weights["now"] = self.draft.weights()
         self.at.trace.append(self._line(found))
         self.at.losses = []
         save_state(self.folder, self.at, weights=self.weights, optimizer=self.optimizer, parameters=self.parameters)
