@@ -169,3 +169,14 @@ def test_the_format_page_names_every_file_and_column_of_a_real_bank(built: Path)
     for name in ("format_version", "train_sha256", "eval_sha256", "model_path", "max_key_tokens", "hidden_size", "text_count"):
         assert name in manifest
         assert f"`{name}`" in page
+
+
+def test_the_worked_example_of_in2_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/in2-worked-example.md", "python")
+    exec(compile(code.replace("import in2_reach as experiment", "import tiny as experiment"), "docs", "exec"), {})
+    assert capsys.readouterr().out.count("reach: ") == 2
+    assert (tmp_path / "in2_reach" / "scores" / "scores.svg").exists()

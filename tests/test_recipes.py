@@ -15,7 +15,7 @@ import pytest
 from arrowbank import build, demo, open_bank, verify_in2
 from arrowbank.bank.verify import verify
 from arrowbank.targets.proof import verify_targets
-from recipes import deepspec_cache, demo_bank, eagle3_qwen3, in2_16k, in2_reach, router_v5, router_v6
+from recipes import deepspec_cache, demo_bank, eagle3_qwen3, in2_16k, router_v5, router_v6
 from tests import tiny
 from tests.dumps import make_dump
 
@@ -142,14 +142,3 @@ def test_three_matched_arms_and_their_exports(tmp_path: Path, capsys: pytest.Cap
     folders = [str(path) for path in sorted((tmp_path / "out").iterdir())]
     assert len(folders) == 6
     assert all(check.ok for check in verify_in2(folders))
-
-
-def test_a_small_model_is_trained_on_matched_arms_and_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert in2_reach.main(["--tiny", "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert said.count("reach: ") == 2
-    result = json.loads((tmp_path / "out" / "scores" / "scores.json").read_text())
-    assert len(result["models"]) == 2
-    assert all(len(found["points"]) == 7 for found in result["models"].values())
-    assert (tmp_path / "out" / "scores" / "scores.png").exists()
