@@ -63,7 +63,7 @@ def in2_reach() -> Reach:
     return Reach(
         arm=In2Config(arm="b", examples=16_000, triples=4, decoys=0, min_distance=16, mirror=False, **shape),
         probes=ProbesConfig(positions=(0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0), blocks=64, seed=1, **shape),
-        steps=600,
+        steps=800,
         batch=32,
     )
 
