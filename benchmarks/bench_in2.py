@@ -170,9 +170,10 @@ def run() -> list[dict[str, Any]]:
             for times in (1, 4)
         )
         verified = answer(scripts["verify"], folder / "ours-1-0", cores=set(available))["seconds"]
+    what = f"in2 build, arm c, {EXAMPLES:,} examples of T = {LENGTH:,}, K = {TRIPLES}"
     rows = [
         {
-            "what": f"in2 build, arm c, {EXAMPLES:,} examples of T = {LENGTH:,}, K = {TRIPLES}, {cores} core{'s' * (cores > 1)}, against a plain loop",
+            "what": f"{what}, {cores} core{'s' * (cores > 1)}, against a plain loop",
             "ours": EXAMPLES * LENGTH / best[cores] / 1e6,
             "baseline": EXAMPLES * LENGTH / best["plain"] / 1e6,
             "ratio": best["plain"] / best[cores],
