@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from arrowbank.plan import batches, gather
 from arrowbank.targets.captured import CaptureJob, ShardCapturer
 from arrowbank.targets.capturing import CapturePlan
 from arrowbank.targets.rows import PreparedRows, prepare
+from benchmarks.turns import best_seconds, tokens_row
 
 SEQUENCES = 96
 LENGTHS = (64, 128, 192, 256, 384, 512)
@@ -133,30 +133,12 @@ def run(count: int = SEQUENCES) -> list[dict[str, Any]]:
         mine = ours(worker, rows, plan, folder)
         mine()
         base()
-        best = {"ours": float("inf"), "baseline": float("inf")}
-        for _ in range(TURNS):
-            for side, work in (("baseline", base), ("ours", mine)):
-                best[side] = min(best[side], _seconds(work))
+        best = best_seconds({"baseline": base, "ours": mine}, TURNS)
         tokens = int(rows.lengths.sum())
     what = (
         f"capture 3 taps of a Qwen3 of 100 M, {str(dtype).removeprefix('torch.')}, {count} sequences, against its bare passes"
     )
-    return [
-        {
-            "what": what,
-            "ours": tokens / best["ours"],
-            "baseline": tokens / best["baseline"],
-            "ratio": best["baseline"] / best["ours"],
-            "goal": GOAL,
-            "unit": "tokens/s",
-        }
-    ]
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    return [tokens_row(what, tokens, best, GOAL)]
 
 
 if __name__ == "__main__":

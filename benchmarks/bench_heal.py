@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from arrowbank.heal.windows import Windows
 from arrowbank.mtp.loading import init_from_last_block
 from arrowbank.mtp.loss import topk_kl
 from arrowbank.mtp.unroll import step_tokens
+from benchmarks.turns import best_seconds, tokens_row
 
 STEPS = 3
 WINDOW, WINDOWS, BATCH, TOPK = 512, 20, 2, 64
@@ -133,24 +133,15 @@ def run(steps: int = STEPS) -> list[dict[str, Any]]:
         heal = training(Path(name))
         heal._refresh()
         sides = {"baseline": bare(heal, steps), "ours": ours(heal, steps)}
-        best = dict.fromkeys(sides, float("inf"))
         for work in sides.values():
             work()
-        for _ in range(TURNS):
-            for side, work in sides.items():
-                best[side] = min(best[side], _seconds(work))
+        best = best_seconds(sides, TURNS)
         tokens = steps * BATCH * WINDOW
     few, many = loss_bytes(FEW), loss_bytes(MANY)
     logits = FEW * VOCABULARY * 4
+    what = f"heal, a step of {BATCH} windows of {WINDOW}, vocabulary {VOCABULARY:,}, against bare forward and backward passes"
     return [
-        {
-            "what": f"heal, a step of {BATCH} windows of {WINDOW}, vocabulary {VOCABULARY:,}, against bare forward and backward passes",
-            "ours": tokens / best["ours"],
-            "baseline": tokens / best["baseline"],
-            "ratio": best["baseline"] / best["ours"],
-            "goal": GOAL,
-            "unit": "tokens/s",
-        },
+        tokens_row(what, tokens, best, GOAL),
         {
             "what": f"heal, memory of the loss at {MANY:,} rows, against {FEW:,} rows",
             "ours": many / 1e6,
@@ -160,12 +151,6 @@ def run(steps: int = STEPS) -> list[dict[str, Any]]:
             "unit": "MB",
         },
     ]
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

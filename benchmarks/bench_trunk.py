@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from arrowbank.trunk.building import worker_job
 from arrowbank.trunk.computing import ShardComputer
 from arrowbank.trunk.planning import TrunkPlan
 from benchmarks.bench_capture import save_model
+from benchmarks.turns import best_seconds, tokens_row
 
 WINDOWS = 12
 WINDOW = 1024
@@ -100,28 +100,11 @@ def run(windows: int = WINDOWS) -> list[dict[str, Any]]:
         mine = ours(worker, plan, folder)
         mine()
         base()
-        best = {"ours": float("inf"), "baseline": float("inf")}
-        for _ in range(TURNS):
-            for side, work in (("baseline", base), ("ours", mine)):
-                best[side] = min(best[side], _seconds(work))
+        best = best_seconds({"baseline": base, "ours": mine}, TURNS)
         tokens = int(plan.windows.lengths.sum())
     kind = str(dtype).removeprefix("torch.")
-    return [
-        {
-            "what": f"trunk build of a Qwen3 of 100 M, {kind}, {windows} windows of {WINDOW}, against its bare passes with the head",
-            "ours": tokens / best["ours"],
-            "baseline": tokens / best["baseline"],
-            "ratio": best["baseline"] / best["ours"],
-            "goal": GOAL,
-            "unit": "tokens/s",
-        }
-    ]
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    what = f"trunk build of a Qwen3 of 100 M, {kind}, {windows} windows of {WINDOW}, against its bare passes with the head"
+    return [tokens_row(what, tokens, best, GOAL)]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from arrowbank.corpus.tokenize import TokenizeConfig
     from arrowbank.encoding import EncodeConfig
     from arrowbank.encoding import RunOptions as Run
+    from arrowbank.models import ModelConfig
     from arrowbank.targets.capturing import CaptureConfig
     from arrowbank.targets.importing import ImportConfig
 
@@ -234,10 +235,36 @@ class ImportOptions(StoreOptions):
 
 
 @dataclass(kw_only=True)
-class CaptureOptions(StoreOptions):
-    """What decides a captured target bank, and where the model runs."""
+class ModelOptions:
+    """A frozen model and where it runs, for the stages that take its hidden states."""
 
     model: Annotated[str, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")]
+    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
+        "auto"
+    )
+    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
+    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
+    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
+        None
+    )
+
+    def model_config(self, *, trust_remote_code: bool) -> ModelConfig:
+        from arrowbank.models import ModelConfig
+
+        return ModelConfig(
+            model=self.model,
+            dtype=self.dtype,  # type: ignore[arg-type]  # checked there
+            load_in_4bit=self.load_in_4bit,
+            gpu_memory_gb=self.gpu_memory_gb,
+            device=self.device,
+            trust_remote_code=trust_remote_code,
+        )
+
+
+@dataclass(kw_only=True)
+class CaptureOptions(ModelOptions, StoreOptions):
+    """What decides a captured target bank, and where the model runs."""
+
     data: Annotated[
         str, _build("--data", metavar="FILE", help="Conversations or token rows: .jsonl (.gz, .zst), a saved dataset.")
     ]
@@ -253,34 +280,17 @@ class CaptureOptions(StoreOptions):
     last_hidden_norm: Annotated[
         str, _build("--last-hidden-norm", metavar="post|pre", help="Last hidden states: after or before the final norm.")
     ] = "post"
-    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
-        "auto"
-    )
-    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
     max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
-    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
-    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
-        None
-    )
 
     def config(self, *, trust_remote_code: bool) -> CaptureConfig:
-        from arrowbank.models import ModelConfig
         from arrowbank.plan import BatchRules
         from arrowbank.targets.capturing import CaptureConfig
 
-        model = ModelConfig(
-            model=self.model,
-            dtype=self.dtype,  # type: ignore[arg-type]  # checked there
-            load_in_4bit=self.load_in_4bit,
-            gpu_memory_gb=self.gpu_memory_gb,
-            device=self.device,
-            trust_remote_code=trust_remote_code,
-        )
         return CaptureConfig(
-            model=model,
+            model=self.model_config(trust_remote_code=trust_remote_code),
             data=self.data,
             target_layer_ids=layer_list(self.layers) or (),
             tokenizer=self.tokenizer,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arrowbank.cli.options import BUILD, RUN, Tokenizer, layer_list, pairs
+from arrowbank.cli.options import BUILD, RUN, ModelOptions, Tokenizer, layer_list, pairs
 
 if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
@@ -18,10 +18,9 @@ _run = partial(typer.Option, rich_help_panel=RUN)
 
 
 @dataclass(kw_only=True)
-class TrunkOptions:
+class TrunkOptions(ModelOptions):
     """What decides a trunk bank, and where the model runs."""
 
-    model: Annotated[str, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")]
     data: Annotated[
         list[str],
         _build(
@@ -43,36 +42,19 @@ class TrunkOptions:
     hold_all: Annotated[bool, _build("--hold-all", help="Hold every window out: for evaluation only.")] = False
     tokenizer: Tokenizer = None
     text_field: Annotated[str, _build("--text-field", metavar="NAME", help="Where texts are in .jsonl, datasets.")] = "text"
-    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
-        "auto"
-    )
-    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
     max_batch: Annotated[
         int, _build("--max-batch", help="Windows a forward pass; 1: a row depends on no other window, to the bit.")
     ] = 1
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
-    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
-    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
-        None
-    )
     budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
 
     def config(self, *, trust_remote_code: bool) -> TrunkConfig:
-        from arrowbank.models import ModelConfig
         from arrowbank.plan import BatchRules
         from arrowbank.trunk.planning import TrunkConfig
 
-        model = ModelConfig(
-            model=self.model,
-            dtype=self.dtype,  # type: ignore[arg-type]  # checked there
-            load_in_4bit=self.load_in_4bit,
-            gpu_memory_gb=self.gpu_memory_gb,
-            device=self.device,
-            trust_remote_code=trust_remote_code,
-        )
         return TrunkConfig(
-            model=model,
+            model=self.model_config(trust_remote_code=trust_remote_code),
             data=data_sets(self.data),
             window=self.window,
             topk=self.topk,
