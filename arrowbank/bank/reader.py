@@ -124,11 +124,11 @@ class Bank:
 
 
 def open_committed(folder: str | Path, expect: Mapping[str, Any] | None = None) -> tuple[Path, Manifest]:
-    """The folder and manifest of a committed bank that is what `expect` says.
+    """The folder and manifest of a committed bank that is what `expect` says. An address (`hf://…`, `s3://…`) is fetched first.
 
     Raises InputError (no bank there), IncompleteBank (not committed), ContractError (a field differs).
     """
-    folder = Path(folder)
+    folder = local_folder(folder)
     manifest = read_manifest(folder)
     if not (folder / STATE).is_file() or not manifest.get("complete"):
         total = manifest.get("text_count")
@@ -139,6 +139,15 @@ def open_committed(folder: str | Path, expect: Mapping[str, Any] | None = None) 
         )
     check_contract(folder, manifest, expect or {})
     return folder, manifest
+
+
+def local_folder(folder: str | Path) -> Path:
+    """The folder itself, or the one in the cache that an address is fetched into."""
+    if not isinstance(folder, str) or "://" not in folder:
+        return Path(folder)
+    from arrowbank.bank.remote.cache import local_bank
+
+    return local_bank(folder)
 
 
 def check_contract(folder: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:
