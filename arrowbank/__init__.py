@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from arrowbank.exporting import ExportConfig, export
     from arrowbank.heal.config import HealConfig
     from arrowbank.heal.healing import heal_draft
+    from arrowbank.hub.pulling import pull
+    from arrowbank.hub.pushing import PushConfig, push
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.gate import verify_in2
@@ -58,6 +60,7 @@ _HOME = {
     "In2Config": "in2.config",
     "ModelConfig": "models",
     "ProbesConfig": "in2.probes",
+    "PushConfig": "hub.pushing",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
@@ -81,6 +84,8 @@ _HOME = {
     "open_bank": "bank",
     "open_targets": "trainer",
     "open_trunk": "bank.trunk",
+    "pull": "hub.pulling",
+    "push": "hub.pushing",
     "scan": "corpus.scan",
     "score_probes": "in2.scoring",
     "tokenize": "corpus.tokenize",
@@ -105,6 +110,7 @@ __all__ = [
     "In2Config",
     "ModelConfig",
     "ProbesConfig",
+    "PushConfig",
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
@@ -128,6 +134,8 @@ __all__ = [
     "open_bank",
     "open_targets",
     "open_trunk",
+    "pull",
+    "push",
     "scan",
     "score_probes",
     "tokenize",

@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif item["key"] == "deletedFile":
                 del files[value["path"]]
         commit = found[0].add(files)
-        self._json({"commitUrl": f"{self.hub.endpoint}/commit/{commit}", "commitOid": commit, "success": True})
+        self._json({"commitUrl": f"{self.hub.endpoint}/datasets/{repo}/commit/{commit}", "commitOid": commit, "success": True})
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
         if not (found := self._at(repo, revision)):

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import heal, in2, look, make, targets, trunk
+from arrowbank.cli import heal, in2, look, make, share, targets, trunk
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -28,7 +28,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Train with a bank": (heal.heal,),
     "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
-    "Hand a bank on": (targets.export,),
+    "Hand a bank on": (targets.export, share.push, share.pull),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "targets": (

@@ -29,7 +29,7 @@ class HubPlace(HubStore):
     hub = True
 
     @property
-    def commit(self) -> str:  # type: ignore[override]  # a place is read as it stands
+    def commit(self) -> str:
         return MAIN
 
     def visit(self, *, public: bool) -> bool:
@@ -41,7 +41,9 @@ class HubPlace(HubStore):
             except RepositoryNotFoundError:
                 return False
         if private == public:
-            is_, wish = ("private", "leave --public out") if private else ("public", "give --public if everybody may read this bank")
+            is_, wish = (
+                ("private", "leave --public out") if private else ("public", "give --public if everybody may read this bank")
+            )
             raise InputError(
                 f"{self.shown}: is there already and is {is_}; a push does not change that. Either {wish}, or change it on the "
                 "repository's settings page, or give another name."

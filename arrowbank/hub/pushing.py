@@ -44,9 +44,7 @@ class PushConfig:
             raise InputError(f"--license {self.license!r}: expected an identifier, as in apache-2.0 or cc-by-4.0.")
 
 
-def push(
-    bank: str | Path, repo: str, config: PushConfig | None = None, *, progress: Progress = SILENT
-) -> dict[str, Any]:
+def push(bank: str | Path, repo: str, config: PushConfig | None = None, *, progress: Progress = SILENT) -> dict[str, Any]:
     """Bring the committed bank in the folder `bank` to `repo` (OWNER/NAME of a dataset repository, or an address); what was done.
 
     The bank is proved first, and what lies there is compared with its manifest afterwards. The same call again goes on where it
@@ -58,26 +56,24 @@ def push(
     config = config or PushConfig()
     address = parse_address(repo)
     opened = open_bank(bank)
-    place = _place(address, config)
-    head, body, state = _files(opened)
-    there = place.listing() if (found := place.visit(public=config.public)) else {}
-    same = _require_own(place, head, [*body, state], there, restart=config.restart)
+    work = _Push(opened, _place(address, config), config, progress)
+    there = work.place.listing() if (exists := work.place.visit(public=config.public)) else {}
+    ours = work.is_ours(there)  # before anything takes long
     checks = _proved(opened, progress)
-    if not found:
-        place.create(public=config.public)
-    if not same:
-        there = _cleared(place, there)
-    card_stays = _card_stays(place, there, config)
-    sent = _send_body(place, head, body, there, progress)
-    _send_rest(place, opened, state, checks, config, there, sent, card_stays, progress)
+    if not exists:
+        work.place.create(public=config.public)
+    if not ours:
+        there = work.clear(there)
+    sent = work.send_files(there)
+    sent += work.send_commit(there, checks, anew=bool(sent))
     return {
-        "address": place.shown,
-        **place.facts(),
+        "address": work.place.shown,
+        **work.place.facts(),
         "rows": len(opened),
         "plan_digest": opened.plan_digest,
         "sent": [file.name for file in sent],
         "bytes_sent": sum(file.size for file in sent),
-        "kept": len(body) + 2 - len([file for file in sent if file.name not in (CARD, PLOT)]),
+        "kept": len({file.name for file in work.files} - {file.name for file in sent}),
         "checks": [asdict(check) for check in checks],
     }
 
@@ -94,12 +90,6 @@ def _place(address: Address, config: PushConfig) -> Place:
     return ObjectPlace(address, read_back=config.read_back)
 
 
-def _files(bank: Bank) -> tuple[Outgoing, list[Outgoing], Outgoing]:
-    """The manifest, the files that it lists, and state.json. What else lies in the folder stays here."""
-    head, state = (Outgoing.of_bytes(name, (bank.folder / name).read_bytes()) for name in (MANIFEST, STATE))
-    return head, [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest["files"]], state
-
-
 def _proved(bank: Bank, progress: Progress) -> list[Check]:
     """The bank's proof. CorruptBank where a check fails."""
     checks = verify(bank.folder, progress=progress)
@@ -113,109 +103,107 @@ def _proved(bank: Bank, progress: Progress) -> list[Check]:
     return checks
 
 
-def _require_own(
-    place: Place, head: Outgoing, files: Sequence[Outgoing], there: Mapping[str, Stored], *, restart: bool
-) -> bool:
-    """Whether what lies there is nothing, or this bank; InputError or PlanMismatch where it is not and may not be replaced."""
-    ours = {file.name for file in files}
-    strays = sorted(name for name in there if SHARD_NAME.fullmatch(name) and name not in ours)
-    if MANIFEST not in there:
-        if taken := strays or sorted(ours & set(there)):
-            raise InputError(f"{place.shown}: holds {taken[0]}, which no bank there accounts for. Give another, or a new, place.")
-        return True
-    same = place.read(MANIFEST) == head.contents()
-    if same and not strays:
-        return True
-    if not restart:
-        what = f"a shard {strays[0]} that is not this bank's" if same else "another bank, or this one from another run"
-        raise PlanMismatch(f"{place.shown}: holds {what}. Give --restart to replace what is there, or another name to keep it.")
-    return False
+class _Push:
+    """A push under way. `there` is in every method what the place lists at the begin."""
 
+    def __init__(self, bank: Bank, place: Place, config: PushConfig, progress: Progress) -> None:
+        self.bank, self.place, self.config, self.progress = bank, place, config, progress
+        self.manifest, self.state = (Outgoing.of_bytes(name, (bank.folder / name).read_bytes()) for name in (MANIFEST, STATE))
+        self.body = [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest["files"]]
+        self.files = [self.manifest, *self.body, self.state]  # what else lies in the folder stays there
 
-def _cleared(place: Place, there: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Take the other bank away, the file that commits it first and the one that names it last; what is left there."""
-    listed = [entry["name"] for entry in parsed_manifest(place.read(MANIFEST), place.shown)["files"]]
-    shards = [name for name in there if SHARD_NAME.fullmatch(name)]
-    names = [name for name in dict.fromkeys([STATE, *listed, *shards, CARD, PLOT, MANIFEST]) if name in there]
-    place.remove(names, "Make room for another bank")
-    return {name: stored for name, stored in there.items() if name not in names}
-
-
-def _card_stays(place: Place, there: Mapping[str, Stored], config: PushConfig) -> bool:
-    """Whether the card there is that of this bank and whole: people edit cards."""
-    if config.restart or CARD not in there or MANIFEST not in there:
+    def is_ours(self, there: Mapping[str, Stored]) -> bool:
+        """Whether what lies there is nothing, or this bank. InputError, PlanMismatch where it is not and may not be replaced."""
+        ours = {file.name for file in self.files}
+        strays = sorted(name for name in there if SHARD_NAME.fullmatch(name) and name not in ours)
+        if MANIFEST not in there:
+            if taken := strays or sorted(ours & set(there)):
+                raise InputError(
+                    f"{self.place.shown}: holds {taken[0]}, and no {MANIFEST} that says whose it is. Give another, or a new, place."
+                )
+            return True
+        same = self.place.read(MANIFEST) == self.manifest.contents()
+        if same and not strays:
+            return True
+        if not self.config.restart:
+            what = f"a shard {strays[0]} that is not this bank's" if same else "another bank, or this one from another run"
+            raise PlanMismatch(
+                f"{self.place.shown}: holds {what}. Give --restart to replace what is there, or another name to keep it."
+            )
         return False
-    return place.read(CARD) != unfinished_card(place.shown)
 
+    def clear(self, there: Mapping[str, Stored]) -> dict[str, Stored]:
+        """Take the other bank away: what commits it first, what names it last. What is left there."""
+        listed = [entry["name"] for entry in parsed_manifest(self.place.read(MANIFEST), self.place.shown)["files"]]
+        shards = [name for name in there if SHARD_NAME.fullmatch(name)]
+        names = [name for name in dict.fromkeys([STATE, *listed, *shards, CARD, PLOT, MANIFEST]) if name in there]
+        self.place.remove(names, "Make room for another bank")
+        return {name: stored for name, stored in there.items() if name not in names}
 
-def _send_body(
-    place: Place, head: Outgoing, body: Sequence[Outgoing], there: Mapping[str, Stored], progress: Progress
-) -> list[Outgoing]:
-    """Send what is not there or not right, and prove it; what was sent."""
-    missing = _wrong(place, [head, *body], there, progress)
-    if not missing:
-        return []
-    if STATE in there:
-        place.remove([STATE], "Take the commit away until every file is right")
-    first = [head] if head in missing else []
-    if place.hub and MANIFEST not in there:
-        first.append(Outgoing.of_bytes(CARD, unfinished_card(place.shown)))
-    rest = [file for file in missing if file is not head]
-    with progress.phase("push", sum(file.size for file in missing), unit="bytes") as phase:
-        if first:
-            place.send(first, "Begin to push a bank", lambda _: None)
-            phase.advance(sum(file.size for file in missing if file is head))
-        place.send(rest, "Add files of the bank", phase.advance)
-    _require_right(place, missing, progress)
-    return missing
+    def send_files(self, there: Mapping[str, Stored]) -> list[Outgoing]:
+        """Send manifest, shards and the rest, as far as they are not there or not right, and compare; what was sent."""
+        missing = self._wrong([self.manifest, *self.body], there)
+        if not missing:
+            return []
+        if STATE in there:
+            self.place.remove([STATE], "Not whole until every file is right")
+        with self.progress.phase("push", sum(file.size for file in missing), unit="bytes") as phase:
+            if MANIFEST not in there:
+                unfinished = [Outgoing.of_bytes(CARD, unfinished_card(self.place.shown))] if self.place.hub else []
+                self.place.send([self.manifest, *unfinished], "Begin to push a bank", lambda _: None)
+                phase.advance(self.manifest.size)
+            rest = [file for file in missing if file is not self.manifest or MANIFEST in there]
+            self.place.send(rest, "Add files of the bank", phase.advance)
+        self._require_right(missing)
+        return missing
 
+    def send_commit(self, there: Mapping[str, Stored], checks: Sequence[Check], *, anew: bool) -> list[Outgoing]:
+        """Send card, plot, and last the file whose presence is the commit; what was sent."""
+        files: list[Outgoing] = []
+        if self._keeps_card(there):
+            self.progress.message(
+                f"{self.place.shown}: the card there is kept, it may have been edited; --restart makes it anew"
+            )
+        else:
+            card = pushed_card(self.bank, self.place.shown, checks, license=self.config.license, progress=self.progress)
+            files += self._wrong(card, there)
+        if anew or self._wrong([self.state], there):
+            files.append(self.state)
+        if self.place.hub:  # in one commit
+            self.place.send(files, "The bank is whole", lambda _: None)
+        else:
+            for file in files:
+                self.place.send([file], "", lambda _: None)
+        self._require_right(files)
+        return files
 
-def _send_rest(
-    place: Place,
-    bank: Bank,
-    state: Outgoing,
-    checks: Sequence[Check],
-    config: PushConfig,
-    there: Mapping[str, Stored],
-    sent: list[Outgoing],
-    card_stays: bool,
-    progress: Progress,
-) -> None:
-    """Send card, plot and, last, the file whose presence is the commit; add to `sent` what went."""
-    if card_stays:
-        progress.message(f"{place.shown}: the card there is kept (it may have been edited); --restart makes it anew")
-        files = []
-    else:
-        files = pushed_card(bank, place.shown, checks, license=config.license, progress=progress)
-    if sent or STATE not in there or not place.is_right(state, there[STATE]):
-        files.append(state)
-    if files:
-        place.send(files[:-1], "Add files of the bank", lambda _: None) if not place.hub else None
-        place.send(files if place.hub else files[-1:], "The bank is whole", lambda _: None)
-        _require_right(place, files, progress)
-    sent += files
+    def _keeps_card(self, there: Mapping[str, Stored]) -> bool:
+        """Whether a whole card of this bank is there: people edit cards."""
+        if self.config.restart or CARD not in there or MANIFEST not in there:
+            return False
+        return self.place.read(CARD) != unfinished_card(self.place.shown)
 
+    def _wrong(self, files: Sequence[Outgoing], there: Mapping[str, Stored]) -> list[Outgoing]:
+        """The files that are not there, or not right, in their order."""
+        present = [file for file in files if file.name in there]
+        right: set[str] = set()
 
-def _wrong(place: Place, files: Sequence[Outgoing], there: Mapping[str, Stored], progress: Progress) -> list[Outgoing]:
-    """The files that are not there, or not right, in their order."""
-    present = [file for file in files if file.name in there]
-    right: set[str] = set()
+        def look(file: Outgoing) -> tuple[Outgoing, bool]:
+            return file, self.place.is_right(file, there[file.name])
 
-    def look(file: Outgoing) -> tuple[Outgoing, bool]:
-        return file, place.is_right(file, there[file.name])
+        shown = SILENT if self.place.hub else self.progress  # the hub says hashes; other places are read back
+        with shown.phase("compare", sum(file.size for file in present), unit="bytes") as phase:
 
-    with progress.phase("compare", sum(file.size for file in present), unit="bytes") as phase:
+            def note(found: tuple[Outgoing, bool]) -> None:
+                file, good = found
+                right.update([file.name] if good else [])
+                phase.advance(file.size)
 
-        def note(result: tuple[Outgoing, bool]) -> None:
-            file, good = result
-            right.update([file.name] if good else [])
-            phase.advance(file.size)
+            side_by_side(look, present, note)
+        return [file for file in files if file.name not in right]
 
-        side_by_side(look, present, note)
-    return [file for file in files if file.name not in right]
-
-
-def _require_right(place: Place, files: Sequence[Outgoing], progress: Progress) -> None:
-    there = place.listing()
-    for file in _wrong(place, files, there, progress):
-        raise wrong_file(place.shown, file.entry, there.get(file.name))
+    def _require_right(self, files: Sequence[Outgoing]) -> None:
+        """CorruptBank for the first of `files` that does not lie there as it should."""
+        there = self.place.listing()
+        for file in self._wrong(files, there):
+            raise wrong_file(self.place.shown, file.entry, there.get(file.name))

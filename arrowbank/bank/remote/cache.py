@@ -49,7 +49,9 @@ def local_bank(address: str, *, progress: Progress = SILENT) -> Path:
 def _name(address: Address, data: bytes, store: Store) -> str:
     digest = str(parsed_manifest(data, store.shown)["plan_digest"])
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise InputError(f"{store.shown}: its plan digest {digest[:80]!r} is not a sha256. Give a bank that arrowbank has written.")
+        raise InputError(
+            f"{store.shown}: its plan digest {digest[:80]!r} is not a sha256. Give a bank that arrowbank has written."
+        )
     words = re.sub(r"[^A-Za-z0-9.]+", "-", address.shown.partition("://")[2]).strip("-.")[-60:]
     return f"{words}-{digest[:16]}-{hashlib.sha256(address.shown.encode() + data).hexdigest()[:12]}"
 

@@ -54,7 +54,9 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
 def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
     """The manifest's bytes. InputError where there is none."""
     if MANIFEST not in there:
-        raise InputError(f"{store.shown}: no bank there (no {MANIFEST}). Give the address that `arrowbank push` has written to.")
+        raise InputError(
+            f"{store.shown}: no bank there (no {MANIFEST}). Give the address that `arrowbank push` has written to."
+        )
     return store.read(MANIFEST)
 
 
@@ -101,12 +103,14 @@ def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]
 def wrong_file(shown: str, entry: Mapping[str, Any], found: Stored | None) -> CorruptBank:
     """The error for a file that lies there otherwise than the manifest says."""
     says = f"{entry['bytes']:,} bytes of sha256 {entry['sha256'][:12]}…"
-    has = "it is missing" if found is None else f"{found.size:,} bytes"
-    if found is not None and found.sha256:
-        has += f" of sha256 {found.sha256[:12]}…"
+    has = "it is missing" if found is None else f"{found.size:,} bytes of {_named(found)}"
     return CorruptBank(
         f"{shown}/{entry['name']}: {has}, the manifest says {says}. Push the bank again: what is right there is not sent again."
     )
+
+
+def _named(found: Stored) -> str:
+    return f"sha256 {found.sha256[:12]}…" if found.sha256 else "other contents"
 
 
 def _refuse_another_bank(folder: Path, data: bytes, shown: str) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arrowbank.bank.files import explain
 from arrowbank.bank.remote.addresses import Address
 from arrowbank.bank.remote.stores import Stored
 from arrowbank.errors import ArrowbankError, InputError, RemoteError
@@ -76,7 +77,7 @@ def _stored(entry: object) -> Stored:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Keep the client from drawing bars of its own in this block."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():
         yield
@@ -94,13 +95,13 @@ def hub_errors(shown: str) -> Iterator[None]:
     from huggingface_hub import errors
 
     # the HTTP library's own base class, whichever one this version of the client is built on
-    transport = errors.HfHubHTTPError.__bases__[0]
+    transport: type[Exception] = errors.HfHubHTTPError.__mro__[1]
     try:
         yield
-    except (errors.HFValidationError, errors.HfHubHTTPError, errors.OfflineModeIsEnabled, transport) as error:
-        raise _told(error, shown) from None
-    except errors.LocalEntryNotFoundError as error:  # what a download says of any of these
+    except errors.LocalEntryNotFoundError as error:  # what a download says of whatever kept it from asking
         raise _told(error.__cause__ or error, shown) from None
+    except (transport, OSError, ValueError, RuntimeError) as error:  # RuntimeError: what xet raises
+        raise _told(error, shown) from None
 
 
 def _told(error: BaseException, shown: str) -> ArrowbankError:
@@ -116,11 +117,17 @@ def _told(error: BaseException, shown: str) -> ArrowbankError:
     if isinstance(error, errors.RevisionNotFoundError):
         return InputError(f"{shown}: has no such revision. Give a branch, a tag or a commit of this repository.")
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return RemoteError(f"{shown}: HF_HUB_OFFLINE is set, so the hub is not asked. Unset it, or open a folder on this machine.")
+        return RemoteError(
+            f"{shown}: HF_HUB_OFFLINE is set, so the hub is not asked. Unset it, or open a folder on this machine."
+        )
     if isinstance(error, errors.HFValidationError):
         return InputError(f"{shown}: not a name for a repository: {_first_line(error)}")
     if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
-        return RemoteError(f"{shown}: this login may not do that ({_first_line(error)}). `hf auth login` with a token that may.")
+        return RemoteError(
+            f"{shown}: this login may not do that ({_first_line(error)}). `hf auth login` with a token that may."
+        )
+    if isinstance(error, OSError) and (explained := explain(error, Path(shown))):
+        return explained
     return RemoteError(f"{shown}: {_first_line(error)}. What is finished is kept: the same command goes on from there.")
 
 

@@ -76,7 +76,9 @@ def _filesystem(address: Address) -> tuple[Any, str]:
         install = f"pip install '{what}'" if what else "Install the package that it names"
         raise MissingDependency(f"{address.shown}: needs a package that is not installed ({error}). {install}.") from None
     except ValueError as error:
-        raise InputError(f"{address.shown}: {without_credentials(str(error))}. Give an address as in s3://bucket/prefix.") from None
+        raise InputError(
+            f"{address.shown}: {without_credentials(str(error))}. Give an address as in s3://bucket/prefix."
+        ) from None
     return fs, root.rstrip("/")
 
 
