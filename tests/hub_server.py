@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +28,10 @@ Files = dict[str, tuple[bytes, bool]]  # name → contents, and whether it is a 
 
 def blob(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
 
 
 @dataclass
@@ -55,7 +60,10 @@ class Repo:
 
 
 class Hub:
-    """The state of the server. `before_put(oid)` is called when a large file begins to come: to count, or to hang up (return True)."""
+    """The state of the server, and what a test may have it do: `hang_up(sha256)` decides for a large file that begins to come whether
+    the server hangs up in its middle, `refuse(method, path)` whether a call is answered with 403; files in `garbled` (by sha256) are
+    stored with a flipped bit.
+    """
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -64,14 +72,30 @@ class Hub:
         self.puts: list[str] = []
         self.gets: list[str] = []
         self.authorizations: set[str | None] = set()
-        self.before_put: Callable[[str], bool] = lambda oid: False
-        self.before_get: Callable[[str], bool] = lambda path: False
+        self.hang_up: Callable[[str], bool] = lambda sha256: False
+        self.refuse: Callable[[str, str], bool] = lambda method, path: False
+        self.garbled: set[str] = set()
         self.endpoint = ""
 
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What makes a process use this hub, logged in, and `folder` for caches."""
+        return {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_TOKEN": self.token,
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "ARROWBANK_CACHE": str(folder / "cache"),
+        }
+
     def spoil(self, repo: str, name: str) -> None:
-        """Flip a bit of a file at the head of a repository, so that size and listing stay consistent with the damage."""
+        """Flip a bit of a file at the head of a repository; the listing says so."""
         data, large = self.repos[repo].files[name]
-        self.repos[repo].files[name] = (bytes([data[0] ^ 1]) + data[1:], large)
+        self.repos[repo].files[name] = (flipped(data), large)
+
+    def edit(self, repo: str, changes: Files) -> None:
+        """Commit files as somebody else."""
+        self.repos[repo].add({**self.repos[repo].files, **changes})
 
 
 @contextmanager
@@ -107,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self) -> None:
         path = unquote(urlsplit(self.path).path)
         length = int(self.headers.get("Content-Length") or 0)
-        if self.command == "PUT" and self.hub.before_put(path.rpartition("/")[2]):
+        if self.command == "PUT" and self.hub.hang_up(path.rpartition("/")[2]):
             self.rfile.read(min(length, 10))
             self.close_connection = True  # hang up in the middle of a file
             self.connection.shutdown(2)
@@ -116,12 +140,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") == "chunked":
             self.body = b"".join(iter(self._chunk, b""))
         self.hub.authorizations.add(self.headers.get("Authorization"))
+        if self.command in ("POST", "PUT") and "store" not in path and not self._known:
+            self._json({"error": "Invalid username or password."}, 401)
+            return
+        if self.hub.refuse(self.command, path):
+            self._json({"error": "You may not do that"}, 403)
+            return
         for method, pattern, answer in ROUTES:
             match = re.fullmatch(pattern, path)
             if match and self.command in method:
                 answer(self, **match.groupdict())
                 return
         self._json({"error": f"no such call: {self.command} {path}"}, 404)
+
+    @property
+    def _known(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {self.hub.token}"
 
     def _chunk(self) -> bytes:
         size = int(self.rfile.readline(), 16)
@@ -139,14 +173,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _json(self, value: object, status: int = 200, code: str = "") -> None:
         headers = {"Content-Type": "application/json"} | ({"X-Error-Code": code} if code else {})
+        if isinstance(value, dict) and "error" in value:
+            headers["X-Error-Message"] = value["error"]
         self._answer(json.dumps(value).encode(), status, headers)
 
     def _at(self, repo: str, revision: str) -> tuple[Repo, str, Files] | None:
         """The repository, commit and files asked for; answers itself where they are not for this caller."""
-        known = self.headers.get("Authorization") == f"Bearer {self.hub.token}"
         found = self.hub.repos.get(repo)
-        if found is None or (found.private and not known):
-            self._json({"error": "Repository not found"}, 404 if known else 401, "RepoNotFound")
+        if found is None or (found.private and not self._known):
+            self._json({"error": "Repository not found"}, 404 if self._known else 401, "RepoNotFound")
             return None
         commit = found.commit_of(revision)
         if commit is None:
@@ -156,9 +191,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def create(self) -> None:
         asked = json.loads(self.body)
-        if self.headers.get("Authorization") != f"Bearer {self.hub.token}":
-            self._json({"error": "Invalid username or password."}, 401)
-            return
         repo = f"{asked['organization']}/{asked['name']}"
         if repo in self.hub.repos:
             self._json({"error": "You already created this dataset repo"}, 409)
@@ -219,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def put(self, oid: str) -> None:
         self.hub.puts.append(oid)
-        self.hub.store[oid] = self.body
+        self.hub.store[oid] = flipped(self.body) if oid in self.hub.garbled else self.body
         self._answer(b"")
 
     def verify(self) -> None:
@@ -252,9 +284,6 @@ class _Handler(BaseHTTPRequestHandler):
         data, large = found[2][name]
         if self.command == "GET":
             self.hub.gets.append(name)
-            if self.hub.before_get(name):
-                self.connection.shutdown(2)
-                return
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest() if large else blob(data)}"', "X-Repo-Commit": found[1]}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if asked:

@@ -128,6 +128,8 @@ def _told(error: BaseException, shown: str) -> ArrowbankError:
         )
     if isinstance(error, OSError) and (explained := explain(error, Path(shown))):
         return explained
+    if error.__cause__ and isinstance(error, RuntimeError):  # an upload's: the client says of which file
+        return _told(error.__cause__, f"{shown}: {_first_line(error)}")
     return RemoteError(f"{shown}: {_first_line(error)}. What is finished is kept: the same command goes on from there.")
 
 
