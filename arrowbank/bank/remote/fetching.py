@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json, require_space, sha256_of, sync_folder
+from arrowbank.bank.files import (
+    FolderLock,
+    explained,
+    publish_bytes,
+    publish_json,
+    require_space,
+    sha256_of,
+    sweep_temporaries,
+    sync_folder,
+)
 from arrowbank.bank.manifest import CARD, FORMAT, JOURNAL, MANIFEST, SHARD_NAME, STATE, Manifest, dataset_state, shard_name
 from arrowbank.bank.remote.stores import Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
@@ -41,6 +50,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
         work.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(work)
     try:
+        sweep_temporaries(folder)
         publish_bytes(folder / MANIFEST, data)
         _fetch_files(store, folder, manifest, progress)
         _fetch_extras(store, folder, there)
