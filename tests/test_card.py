@@ -194,6 +194,12 @@ def test_every_kind_has_a_card_a_sample_and_a_picture(banks: dict[str, Path]) ->
             assert png(picture) == png(picture)
 
 
+def test_a_folder_of_the_machine_is_not_on_the_card(banks: dict[str, Path]) -> None:
+    bank = open_bank(banks["trunk"])
+    assert str(bank.manifest["model_path"]).startswith("/")
+    assert str(banks["trunk"].parent.parent) not in card_text(bank, ADDRESS, verify(banks["trunk"]))
+
+
 def test_pictures_show_what_is_there(banks: dict[str, Path]) -> None:
     lengths = picture_of(open_bank(banks["tokens"]))
     assert isinstance(lengths, Histogram)
@@ -244,7 +250,7 @@ def test_a_sample_is_short_and_nothing_but_text(tmp_path: Path) -> None:
     assert "<script>" not in lines[2]
     assert r"\*\*bold\*\*" in lines[2]
     assert lines[2].endswith(
-        "| [0, 1, 2, 3, 4, 5, … 100 in all] | [0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, … 8 in all] | 3 × 4 uint16 | nan |"
+        "| [0, 1, 2, 3, 4, 5, … 100 in all] | [0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, … 8 in all] | 3 × 4 bfloat16 (as uint16) | nan |"
     )
     assert len(lines[2]) < 400
 

@@ -58,8 +58,9 @@ def card_text(bank: Bank, address: str, checks: Sequence[Check], *, license: str
     about = describe_bank(bank.manifest)
     made = {
         "rows": len(bank),
-        "bytes": f"{human_bytes(sum(entry['bytes'] for entry in bank.manifest['files']))} in {len(bank.shard_names)} shards",
-        **{name: fact for name, fact in about.facts.items() if fact != []},
+        "size": human_bytes(sum(entry["bytes"] for entry in bank.manifest["files"])),
+        "shards": len(bank.shard_names),
+        **{name: _without_folder(fact) for name, fact in about.facts.items() if fact != []},
         **_digests(bank),
     }
     parts = [
@@ -92,6 +93,11 @@ def _fields(bank: Bank, about: Description, license: str | None) -> dict[str, An
     features = Features.from_dict(dataset_info(bank.shard(0).schema)["features"])
     DatasetInfosDict({"default": DatasetInfo(features=features)}).to_dataset_card_data(types)
     return {**fields, "dataset_info": types["dataset_info"]}
+
+
+def _without_folder(fact: object) -> object:
+    """A path of the machine that made the bank by its last part alone."""
+    return Path(fact).name if isinstance(fact, str) and fact.startswith("/") else fact
 
 
 def _name(address: str) -> str:

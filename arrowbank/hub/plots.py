@@ -18,7 +18,8 @@ from arrowbank.bank.targets import TargetBank
 
 BINS = 50
 SAMPLES = 16  # of a target bank
-BARS = "#4269d0"
+WIDE = 100
+COLOR = "#4269d0"
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,24 @@ def png(picture: Histogram | Spread) -> bytes:
 
 
 def _draw_histogram(axes: Any, picture: Histogram) -> None:
+    """Bins of one width; for values that differ a hundredfold, of one ratio; for few whole numbers, one each."""
     low, high = float(picture.values.min()), float(picture.values.max())
-    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
-    if np.issubdtype(picture.values.dtype, np.integer) and high - low < BINS:  # a bar a number
+    if np.issubdtype(picture.values.dtype, np.integer) and high - low < BINS:
         edges = np.arange(low - 0.5, high + 1.5)
-    axes.hist(picture.values, bins=edges, color=BARS)
-    axes.set(xlabel=picture.what, ylabel="how many", yscale="log")
+    elif low >= 0 and high > WIDE * max(low, 1):
+        edges = np.geomspace(max(low, 1), high, BINS + 1)
+        axes.set_xscale("log")
+    else:
+        edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+    axes.hist(np.clip(picture.values, edges[0], edges[-1]), bins=edges, color=COLOR)
+    axes.set(xlabel=picture.what, ylabel="how many")
 
 
 def _draw_spread(axes: Any, picture: Spread) -> None:
     places = np.arange(len(picture.names))
     low, middle, high = picture.percentiles.T
-    axes.bar(places, middle, yerr=[middle - low, high - middle], color=BARS, ecolor="black", capsize=3, width=0.6)
-    axes.set(xlabel="layer", ylabel="L2 norm (5th, 50th, 95th percentile)", yscale="log")
+    axes.errorbar(places, middle, yerr=[middle - low, high - middle], fmt="o", color=COLOR, capsize=4)
+    axes.set(xlabel="layer", ylabel="L2 norm", yscale="log")
     axes.set_xticks(places, picture.names)
 
 
@@ -123,7 +129,11 @@ def _norms(bank: Bank) -> Spread | None:
         states = float32_of(np.concatenate([taps, sample.last[:, None, :]], axis=1))
         norms.append(np.sqrt(np.square(states).sum(axis=2)))
     percentiles = np.percentile(np.concatenate(norms), (5, 50, 95), axis=0).T
-    return Spread([*facts.layer_names, "last"], percentiles, f"Hidden states of the first {len(norms)} samples")
+    return Spread(
+        [*facts.layer_names, "last"],
+        percentiles,
+        f"Hidden states of the first {len(norms)} samples: median, 5th to 95th percentile",
+    )
 
 
 _PICTURES: dict[str, Callable[[Bank], Histogram | Spread | None]] = {

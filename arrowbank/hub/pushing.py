@@ -9,7 +9,7 @@ opens a half pushed bank.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,17 @@ def _proved(bank: Bank, progress: Progress) -> list[Check]:
     beside = sorted(path.name for path in bank.folder.iterdir() if path.name not in known and not path.name.startswith("."))
     if beside:
         progress.message(f"{bank.folder}: not the bank's, and not pushed: {', '.join(beside)}")
+    if paths := sorted(set(_paths(bank.manifest))):
+        progress.message(f"{MANIFEST} goes as it is, and names places of this machine: {', '.join(paths)}")
     return checks
+
+
+def _paths(value: Any) -> Iterator[str]:
+    """The absolute paths among the strings of a JSON value."""
+    if isinstance(value, str) and value.startswith("/"):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _paths(inner)
 
 
 class _Push:

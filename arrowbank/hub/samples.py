@@ -13,6 +13,7 @@ from arrowbank.bank import Bank
 ROWS = 3
 TEXT = 80
 VALUES = 6
+DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64", "uint16": "bfloat16 (as uint16)"}
 
 
 def sample_table(bank: Bank) -> str:
@@ -41,7 +42,8 @@ def _cell(value: pa.Scalar) -> str:
 def _list(values: pa.Array) -> str:
     """Numbers: the first ones and how many; lists of lists: their shape."""
     if pa.types.is_fixed_size_list(values.type):
-        return f"{len(values):,} × {values.type.list_size:,} {values.type.value_type}"
+        inner = str(values.type.value_type)
+        return f"{len(values):,} × {values.type.list_size:,} {DTYPES.get(inner, inner)}"
     shown = [_number(number) for number in values.slice(0, VALUES).to_pylist()]
     more = f", … {len(values):,} in all" if len(values) > VALUES else ""
     return f"[{', '.join(shown)}{more}]"
