@@ -237,3 +237,14 @@ def test_two_processes_that_open_an_address_fetch_it_once(pushed: Hub) -> None:
     ]
     assert [process.communicate(timeout=120) for process in both] == [("40\n", "")] * 2
     assert pushed.gets.count("data-00000.arrow") == 1
+
+
+def test_progress_counts_every_byte_once(pushed: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from arrowbank.cli import main
+
+    assert main(["pull", REPO, str(tmp_path / "out"), "--json"]) == 0
+    out, err = capfd.readouterr()
+    events = [json.loads(line) for line in out.splitlines()]
+    total = sum(entry["bytes"] for entry in events[-1]["manifest"]["files"])
+    assert [(event["phase"], event.get("done"), event.get("total")) for event in events[:-1]][-1] == ("pull", total, total)
+    assert err == ""  # nor does the client draw bars of its own

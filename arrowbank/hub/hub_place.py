@@ -15,9 +15,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from arrowbank.bank.remote.hub import MAIN, TYPE, HubStore, hub_errors, without_bars
-from arrowbank.bank.remote.stores import AT_ONCE, Stored
+from arrowbank.bank.remote.stores import AT_ONCE, Report, Stored
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.hub.places import Outgoing, Report
+from arrowbank.hub.places import Outgoing
 
 PIECE_BYTES = 4 << 30
 PIECE_FILES = 64

@@ -12,9 +12,9 @@ from typing import Any
 
 from arrowbank.bank.remote.addresses import Address
 from arrowbank.bank.remote.objects import BLOCK, ObjectStore, object_errors
-from arrowbank.bank.remote.stores import Stored, side_by_side
+from arrowbank.bank.remote.stores import Report, Stored, side_by_side
 from arrowbank.errors import InputError
-from arrowbank.hub.places import Outgoing, Report
+from arrowbank.hub.places import Outgoing
 
 WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from arrowbank.bank.remote.stores import Store, Stored
-
-Report = Callable[[int], object]
+from arrowbank.bank.remote.stores import Report, Store, Stored
 
 
 @dataclass(frozen=True, kw_only=True)

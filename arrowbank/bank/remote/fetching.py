@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from arrowbank.bank.files import (
@@ -25,7 +26,7 @@ from arrowbank.bank.files import (
     sync_folder,
 )
 from arrowbank.bank.manifest import CARD, FORMAT, JOURNAL, MANIFEST, SHARD_NAME, STATE, Manifest, dataset_state, shard_name
-from arrowbank.bank.remote.stores import Store, Stored, side_by_side
+from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Phase, Progress
 
@@ -148,20 +149,43 @@ def _fetch_files(store: Store, folder: Path, manifest: Manifest, progress: Progr
     work.mkdir(exist_ok=True)
     shutil.rmtree(work / ".cache", ignore_errors=True)  # a killed client's halves, which it cannot go on with
 
-    def bring(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        path = store.fetch(entry["name"], entry["bytes"], work)
-        found = Stored(size=path.stat().st_size, sha256=sha256_of(path))
-        if (found.size, found.sha256) != (entry["bytes"], entry["sha256"]):
-            path.unlink()
-            raise wrong_file(store.shown, entry, found)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        path.replace(folder / entry["name"])
-        return entry
-
     with progress.phase("pull", total, unit="bytes") as phase:
-        side_by_side(bring, missing, lambda entry: phase.advance(entry["bytes"]))
+        meter = _Meter(phase)
+
+        def bring(entry: Mapping[str, Any]) -> None:
+            path = store.fetch(entry["name"], entry["bytes"], work, meter.of(entry))
+            found = Stored(size=path.stat().st_size, sha256=sha256_of(path))
+            if (found.size, found.sha256) != (entry["bytes"], entry["sha256"]):
+                path.unlink()
+                raise wrong_file(store.shown, entry, found)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            path.replace(folder / entry["name"])
+            meter.finish(entry)
+
+        side_by_side(bring, missing, lambda _: None)
     sync_folder(folder)
+
+
+class _Meter:
+    """Bytes that come in several threads, for one phase; a file that is done counts whole, however much of it was told."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase, self._lock = phase, Lock()
+        self._told: dict[str, int] = {}
+
+    def of(self, entry: Mapping[str, Any]) -> Report:
+        return lambda count: self._tell(entry, count)
+
+    def finish(self, entry: Mapping[str, Any]) -> None:
+        self._tell(entry, entry["bytes"] - self._told.get(entry["name"], 0))
+
+    def _tell(self, entry: Mapping[str, Any], count: int) -> None:
+        with self._lock:
+            told = self._told.get(entry["name"], 0)
+            count = min(count, entry["bytes"] - told)  # a client that begins again tells bytes twice
+            self._told[entry["name"]] = told + count
+            self._phase.advance(count)
 
 
 def _is_right(path: Path, entry: Mapping[str, Any], phase: Phase) -> bool:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arrowbank.bank.files import explain
 from arrowbank.bank.remote.addresses import Address
-from arrowbank.bank.remote.stores import Stored
+from arrowbank.bank.remote.stores import Report, Stored
 from arrowbank.errors import ArrowbankError, InputError, RemoteError
 
 if TYPE_CHECKING:
@@ -57,12 +57,14 @@ class HubStore:
         with tempfile.TemporaryDirectory(prefix="arrowbank-") as folder:
             return self._download(name, Path(folder)).read_bytes()
 
-    def fetch(self, name: str, size: int, work: Path) -> Path:
-        return self._download(name, work)
+    def fetch(self, name: str, size: int, work: Path, report: Report) -> Path:
+        return self._download(name, work, report)
 
-    def _download(self, name: str, folder: Path) -> Path:
-        with hub_errors(f"{self.shown}: {name}"), without_bars():
-            found = self.api.hf_hub_download(self.repo, name, repo_type=TYPE, revision=self.commit, local_dir=folder)
+    def _download(self, name: str, folder: Path, report: Report = lambda count: None) -> Path:
+        with hub_errors(f"{self.shown}: {name}"):
+            found = self.api.hf_hub_download(
+                self.repo, name, repo_type=TYPE, revision=self.commit, local_dir=folder, tqdm_class=_bar_that_tells(report)
+            )
         return Path(found)
 
 
@@ -72,6 +74,20 @@ def _stored(entry: object) -> Stored:
     if not isinstance(entry, RepoFile):
         raise TypeError(type(entry).__name__)
     return Stored(size=entry.size, sha256=entry.lfs.sha256 if entry.lfs else None, blob=None if entry.lfs else entry.blob_id)
+
+
+def _bar_that_tells(report: Report) -> Any:
+    """A class of progress bars for the client that draw nothing and tell `report` how many bytes came."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **(options | {"disable": True}))  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            report(int(n or 0))
+
+    return Bar
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from arrowbank.bank.files import explained
 from arrowbank.bank.remote.addresses import Address, without_credentials
-from arrowbank.bank.remote.stores import Stored
+from arrowbank.bank.remote.stores import Report, Stored
 from arrowbank.errors import InputError, MissingDependency, RemoteError
 
 BLOCK = 1 << 25
@@ -49,14 +49,14 @@ class ObjectStore:
         with object_errors(f"{self.shown}/{name}"):
             return bytes(self.fs.cat_file(self.path(name)))
 
-    def fetch(self, name: str, size: int, work: Path) -> Path:
+    def fetch(self, name: str, size: int, work: Path, report: Report) -> Path:
         """Bring a file in blocks; what an earlier call got of it is kept."""
         place = work / name
         with explained(place), place.open("ab") as file:
             if file.tell() > size:
                 file.truncate(0)
             for start in range(file.tell(), size, BLOCK):
-                file.write(self._block(name, start, min(size, start + BLOCK)))
+                report(file.write(self._block(name, start, min(size, start + BLOCK))))
         return place
 
     def _block(self, name: str, start: int, end: int) -> bytes:

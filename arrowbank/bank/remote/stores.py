@@ -12,6 +12,7 @@ from arrowbank.bank.remote.addresses import Address
 
 AT_ONCE = 4
 
+Report = Callable[[int], object]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -41,8 +42,8 @@ class Store(Protocol):
     def read(self, name: str) -> bytes:
         """A small file."""
 
-    def fetch(self, name: str, size: int, work: Path) -> Path:
-        """Bring the file `name` of `size` bytes into the folder `work`; where it lies there."""
+    def fetch(self, name: str, size: int, work: Path, report: Report) -> Path:
+        """Bring the file `name` of `size` bytes into the folder `work`, telling `report` of bytes as they come; where it lies there."""
 
 
 def store_of(address: Address) -> Store:
