@@ -61,7 +61,8 @@ class Repo:
 
 class Hub:
     """The state of the server, and what a test may have it do: `hang_up(sha256)` decides for a large file that begins to come whether
-    the server hangs up in its middle, `refuse(method, path)` whether a call is answered with 403; files in `garbled` (by sha256) are
+    the server hangs up in its middle, `refuse(method, path)` whether a call is answered with 403 and the
+    `complaint`; files in `garbled` (by sha256) are
     stored with a flipped bit.
     """
 
@@ -74,6 +75,7 @@ class Hub:
         self.authorizations: set[str | None] = set()
         self.hang_up: Callable[[str], bool] = lambda sha256: False
         self.refuse: Callable[[str, str], bool] = lambda method, path: False
+        self.complaint = "You may not do that"
         self.garbled: set[str] = set()
         self.endpoint = ""
 
@@ -144,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": "Invalid username or password."}, 401)
             return
         if self.hub.refuse(self.command, path):
-            self._json({"error": "You may not do that"}, 403)
+            self._json({"error": self.hub.complaint}, 403)
             return
         for method, pattern, answer in ROUTES:
             match = re.fullmatch(pattern, path)

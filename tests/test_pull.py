@@ -77,7 +77,7 @@ def test_what_is_damaged_or_gone_here_is_fetched_again(pushed: Hub, tmp_path: Pa
 
 
 def test_a_pull_killed_at_any_moment_does_not_open_and_goes_on(pushed: Hub, tmp_path: Path) -> None:
-    """Every eleventh moment is enough: some fall between the shards, some right before and behind the commit."""
+    """At one moment in 23: the client has many of its own."""
     moment, died = 1, 0
     while True:
         out = tmp_path / f"out-{moment}"
@@ -97,8 +97,8 @@ def test_a_pull_killed_at_any_moment_does_not_open_and_goes_on(pushed: Hub, tmp_
         assert tree(out) == tree(tmp_path / "texts")
         assert not (out / "journal").exists()
         assert not there & set(pushed.gets)
-        moment += 11
-    assert died > 2
+        moment += 23
+    assert died > 4
 
 
 def cli_there(environment: dict[str, str], *argv: str) -> None:
@@ -136,11 +136,23 @@ def test_a_manifest_that_reaches_out_of_its_folder_is_refused(pushed: Hub, tmp_p
     assert {name: digest for name, digest in tree_bytes(tmp_path).items() if not name.startswith("hf/")} == before
 
 
+def a_manifest(**entry: object) -> bytes:
+    """A manifest of one file, of which `entry` may say something else."""
+    file = {"name": "data-00000.arrow", "bytes": 1, "sha256": "0" * 64, **entry}
+    return json.dumps({"format": FORMAT, "kind": "texts", "plan_digest": "0" * 64, "rows": 1, "files": [file]}).encode()
+
+
+@pytest.mark.parametrize("entry", [{"bytes": "1"}, {"bytes": 1.5}, {"bytes": None}, {"sha256": "x"}, {"sha256": 7}])
+def test_a_file_in_a_manifest_has_bytes_and_a_sha256(entry: dict[str, object]) -> None:
+    assert parsed_manifest(a_manifest(), "there")["rows"] == 1
+    with pytest.raises(CorruptBank, match="not as a writer of banks leaves it"):
+        parsed_manifest(a_manifest(**entry), "there")
+
+
 @given(st.text(max_size=12) | st.integers() | st.none())
 def test_any_name_that_passes_stays_in_its_folder(name: object) -> None:
-    manifest = {"format": FORMAT, "kind": "texts", "plan_digest": "0", "files": [{"name": name, "bytes": 1, "sha256": "0"}]}
     try:
-        parsed_manifest(json.dumps(manifest).encode(), "there")
+        parsed_manifest(a_manifest(name=name), "there")
     except CorruptBank:
         return
     folder = Path("/bank")
@@ -207,6 +219,14 @@ def test_an_address_is_fetched_once_and_opened_from_the_cache(pushed: Hub, tmp_p
     assert all(check.ok for check in verify(ADDRESS))
     pushed.repos[REPO].tags["v1"] = pushed.repos[REPO].head
     assert open_bank(f"{ADDRESS}@v1").folder != bank.folder
+
+
+def test_offline_the_bank_that_was_fetched_is_opened(pushed: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_bank(ADDRESS).folder
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert open_bank(ADDRESS).folder == folder
+    with pytest.raises(RemoteError, match="HF_HUB_OFFLINE is set"):
+        open_bank(f"{ADDRESS}@v1")
 
 
 def test_a_bank_that_changed_is_fetched_anew(pushed: Hub, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ opens a half pushed bank.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.checks import Check
-from arrowbank.bank.manifest import CARD, JOURNAL, LOG, MANIFEST, SHARD_NAME, STATE
+from arrowbank.bank.manifest import CARD, JOURNAL, LOG, MANIFEST, STATE
 from arrowbank.bank.remote.addresses import Address, parse_address
 from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, wrong_file
 from arrowbank.bank.remote.stores import Stored, side_by_side
@@ -25,6 +26,8 @@ from arrowbank.errors import CorruptBank, InputError, PlanMismatch
 from arrowbank.hub.card import pushed_card, unfinished_card
 from arrowbank.hub.places import Outgoing, Place
 from arrowbank.progress import SILENT, Progress
+
+SHARDS = "data-*.arrow"  # what the card gives to `load_dataset`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +123,16 @@ class _Push:
         self.bank, self.place, self.config, self.progress = bank, place, config, progress
         self.manifest, self.state = (Outgoing.of_bytes(name, (bank.folder / name).read_bytes()) for name in (MANIFEST, STATE))
         self.body = [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest["files"]]
+        if CARD in {file.name for file in self.body}:
+            raise InputError(
+                f"{bank.folder}: made by an early version, whose manifest vouches for {CARD}. Run the command that made it with --restart."
+            )
         self.files = [self.manifest, *self.body, self.state]  # what else lies in the folder stays there
 
     def is_ours(self, there: Mapping[str, Stored]) -> bool:
         """Whether what lies there is nothing, or this bank. InputError, PlanMismatch where it is not and may not be replaced."""
         ours = {file.name for file in self.files}
-        strays = sorted(name for name in there if SHARD_NAME.fullmatch(name) and name not in ours)
+        strays = sorted(set(fnmatch.filter(there, SHARDS)) - ours)
         if MANIFEST not in there:
             if taken := strays or sorted(ours & set(there)):
                 raise InputError(
@@ -145,7 +152,7 @@ class _Push:
     def clear(self, there: Mapping[str, Stored]) -> dict[str, Stored]:
         """Take the other bank away: what commits it first, what names it last. What is left there."""
         listed = [entry["name"] for entry in parsed_manifest(self.place.read(MANIFEST), self.place.shown)["files"]]
-        shards = [name for name in there if SHARD_NAME.fullmatch(name)]
+        shards = fnmatch.filter(there, SHARDS)
         names = [name for name in dict.fromkeys([STATE, *listed, *shards, CARD, PLOT, MANIFEST]) if name in there]
         self.place.remove(names, "Make room for another bank")
         return {name: stored for name, stored in there.items() if name not in names}

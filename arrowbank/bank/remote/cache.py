@@ -1,6 +1,6 @@
 """Where banks that were opened by address are kept: `$ARROWBANK_CACHE`, or `~/.cache/arrowbank`.
 
-A folder a bank, named by the address, the plan digest and a hash of address and manifest. A bank is fetched, and every byte of it
+A folder a bank, named by the address, the plan digest and a hash of the manifest. A bank is fetched, and every byte of it
 checked, once; later openings ask the place for its manifest only, and open the folder of that manifest. Any folder here may be deleted.
 """
 
@@ -15,8 +15,8 @@ from arrowbank.bank.files import explained, waiting_lock
 from arrowbank.bank.manifest import MANIFEST, STATE
 from arrowbank.bank.remote.addresses import Address, parse_address
 from arrowbank.bank.remote.fetching import fetch_bank, parsed_manifest, read_remote_manifest
-from arrowbank.bank.remote.stores import Store, store_of
-from arrowbank.errors import InputError
+from arrowbank.bank.remote.stores import store_of
+from arrowbank.errors import RemoteError
 from arrowbank.progress import SILENT, Progress
 
 VARIABLE = "ARROWBANK_CACHE"
@@ -34,9 +34,21 @@ def local_bank(address: str, *, progress: Progress = SILENT) -> Path:
     parsed = parse_address(address)
     if parsed.local is not None:
         return parsed.local
-    store = store_of(parsed)
+    try:
+        return _asked(parsed, progress)
+    except RemoteError:
+        fetched = _fetched(parsed) if _offline() else None
+        if fetched is None:
+            raise
+        return fetched
+
+
+def _asked(address: Address, progress: Progress) -> Path:
+    """The folder of the manifest that the place has now."""
+    store = store_of(address)
     data = read_remote_manifest(store, store.listing())
-    folder = cache_folder() / _name(parsed, data, store)
+    digest = parsed_manifest(data, store.shown)["plan_digest"]
+    folder = cache_folder() / f"{_words(address)}-{digest[:16]}-{hashlib.sha256(data).hexdigest()[:8]}"
     if not _is_there(folder, data):
         with explained(cache_folder()):
             cache_folder().mkdir(parents=True, exist_ok=True)
@@ -46,14 +58,23 @@ def local_bank(address: str, *, progress: Progress = SILENT) -> Path:
     return folder
 
 
-def _name(address: Address, data: bytes, store: Store) -> str:
-    digest = str(parsed_manifest(data, store.shown)["plan_digest"])
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise InputError(
-            f"{store.shown}: its plan digest {digest[:80]!r} is not a sha256. Give a bank that arrowbank has written."
-        )
+def _offline() -> bool:
+    """Whether the user wants nothing asked (machines without a network): what was fetched before is opened then."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _fetched(address: Address) -> Path | None:
+    """The bank of the address that was fetched last."""
+    commits = [path for path in cache_folder().glob(f"{_words(address)}-*/{STATE}") if path.is_file()]
+    return max(commits, key=lambda path: path.stat().st_mtime).parent if commits else None
+
+
+def _words(address: Address) -> str:
+    """The address as the begin of a folder's name: readable, and its own."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", address.shown.partition("://")[2]).strip("-.")[-60:]
-    return f"{words}-{digest[:16]}-{hashlib.sha256(address.shown.encode() + data).hexdigest()[:12]}"
+    return f"{words}-{hashlib.sha256(address.shown.encode()).hexdigest()[:8]}"
 
 
 def _is_there(folder: Path, data: bytes) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,12 +82,15 @@ def parsed_manifest(data: bytes, shown: str) -> Manifest:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise InputError(f"{shown}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
     try:
+        well_formed = [type(manifest[name]) for name in ("kind", "plan_digest", "rows")] == [str, str, int]
+        well_formed &= bool(re.fullmatch("[0-9a-f]{64}", manifest["plan_digest"]))
         for entry in manifest["files"]:
             _check_name(entry["name"], shown)
-            int(entry["bytes"]), str(entry["sha256"])
-        str(manifest["plan_digest"]), str(manifest["kind"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptBank(f"{shown}/{MANIFEST}: malformed ({type(error).__name__}: {error}). Push the bank again.") from None
+            well_formed &= type(entry["bytes"]) is int and bool(re.fullmatch("[0-9a-f]{64}", entry["sha256"]))
+    except (KeyError, TypeError):
+        well_formed = False
+    if not well_formed:
+        raise CorruptBank(f"{shown}/{MANIFEST}: not as a writer of banks leaves it. Push the bank again.")
     return manifest
 
 

@@ -20,6 +20,7 @@ from arrowbank.errors import ArrowbankError, InputError, RemoteError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
 TYPE = "dataset"
 MAIN = "main"
@@ -68,11 +69,7 @@ class HubStore:
         return Path(found)
 
 
-def _stored(entry: object) -> Stored:
-    from huggingface_hub.hf_api import RepoFile
-
-    if not isinstance(entry, RepoFile):
-        raise TypeError(type(entry).__name__)
+def _stored(entry: RepoFile) -> Stored:
     return Stored(size=entry.size, sha256=entry.lfs.sha256 if entry.lfs else None, blob=None if entry.lfs else entry.blob_id)
 
 
