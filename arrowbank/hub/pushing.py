@@ -208,7 +208,7 @@ class _Push:
         def look(file: Outgoing) -> tuple[Outgoing, bool]:
             return file, self.place.is_right(file, there[file.name])
 
-        shown = SILENT if self.place.hub else self.progress  # the hub says hashes; other places are read back
+        shown = self.progress if present and not self.place.hub else SILENT  # the hub says hashes; other places are read back
         with shown.phase("compare", sum(file.size for file in present), unit="bytes") as phase:
 
             def note(found: tuple[Outgoing, bool]) -> None:
