@@ -197,6 +197,7 @@ def test_damage_on_the_hub_is_found_and_mended_by_a_push(hub: Hub, bank: Path, n
     hub.store.clear()
     done = push(bank, REPO)
     assert set(done["sent"]) == {name, "state.json"}
+    assert ["state.json" in files for files in list(hub.repos[REPO].commits.values())[-3:]] == [False, False, True]
     pull(REPO, bank.parent / "out")
 
 
