@@ -114,6 +114,21 @@ def cli_there(environment: dict[str, str], *argv: str) -> None:
     cli(*argv)
 
 
+def test_a_bank_that_is_being_mended_does_not_open(pushed: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pull(REPO, out)
+    data = (out / "data-00001.arrow").read_bytes()
+    (out / "data-00001.arrow").write_bytes(data[:-1] + b"x")
+    pushed.refuse = lambda method, path: path.endswith(".arrow")
+    with pytest.raises(RemoteError, match=r"data-00001.arrow: this login may not do that"):
+        pull(REPO, out)
+    with pytest.raises(IncompleteBank):
+        open_bank(out)
+    pushed.refuse = lambda method, path: False
+    pull(REPO, out)
+    assert tree(out) == tree(tmp_path / "texts")
+
+
 @pytest.mark.parametrize("name", ["data-00003.arrow", "dataset_info.json", "state.json", "manifest.json"])
 def test_other_bytes_on_the_hub_never_become_a_bank(pushed: Hub, tmp_path: Path, name: str) -> None:
     pushed.spoil(REPO, name)
