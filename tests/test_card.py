@@ -28,6 +28,7 @@ from arrowbank import (
     verify,
 )
 from arrowbank.bank import BankWriter
+from arrowbank.cli import main
 from arrowbank.hub.card import card_text, pushed_card
 from arrowbank.hub.plots import Histogram, Spread, picture_of, png
 from arrowbank.hub.samples import sample_table
@@ -192,6 +193,24 @@ def test_every_kind_has_a_card_a_sample_and_a_picture(banks: dict[str, Path]) ->
         if picture:
             assert png(picture)[:8] == b"\x89PNG\r\n\x1a\n"
             assert png(picture) == png(picture)
+
+
+def test_the_card_of_a_models_vectors_says_how_they_were_computed(tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"query": "where?", "candidates": [{"text": "here"}]}\n')
+    model, out = str(tiny_bert), tmp_path / "bank"
+    assert main(["build", "--source", f"train={tmp_path / 'train.jsonl'}", "--model", model, "--out", str(out)]) == 0
+    bank = open_bank(out / "features")
+    card = card_text(bank, ADDRESS, [])
+    weights, tokenizer = bank.manifest["encoding"]["model_sha256"], bank.manifest["tokenizer_fingerprint"]
+    for line in (
+        f"- model: {tiny_bert.name}",
+        f"- tokenizer: {tiny_bert.name}",
+        "- pooling: mean",
+        "- computed in: float32",
+        f"- sha256 of model: `{weights}`",
+        f"- fingerprint of tokenizer: `{tokenizer}`",
+    ):
+        assert f"{line}\n" in card
 
 
 def test_a_folder_of_the_machine_is_not_on_the_card(banks: dict[str, Path]) -> None:

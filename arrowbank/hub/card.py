@@ -56,11 +56,12 @@ def unfinished_card(address: str) -> bytes:
 def card_text(bank: Bank, address: str, checks: Sequence[Check], *, license: str | None = None, plot: bool = False) -> str:
     """The card of `bank` at `address`."""
     about = describe_bank(bank.manifest)
+    facts = {**about.facts, **{name: fact for name, fact in _more_facts(bank.manifest).items() if name not in about.facts}}
     made = {
         "rows": len(bank),
         "size": human_bytes(sum(entry["bytes"] for entry in bank.manifest["files"])),
         "shards": len(bank.shard_names),
-        **{name: _without_folder(fact) for name, fact in about.facts.items() if fact != []},
+        **{name: _without_folder(fact) for name, fact in facts.items() if fact != []},
         **_digests(bank),
     }
     parts = [
@@ -119,13 +120,25 @@ def _loading(about: Description, address: str) -> str:
     return "\n".join(blocks)
 
 
-def _digests(bank: Bank) -> Mapping[str, str]:
-    """What tells this bank from others: hashes in its manifest, and those of its plan and of its shards."""
+def _more_facts(manifest: Mapping[str, Any]) -> dict[str, object]:
+    """How a bank was computed, where its manifest says it beside the facts of its kind."""
+    encoding = manifest.get("encoding") or {}
+    found = {
+        "tokenizer": manifest.get("tokenizer"),
+        "layer": encoding.get("layer"),
+        "computed in": encoding.get("dtype"),
+        "quantised": encoding.get("quantisation"),
+    }
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def _digests(bank: Bank) -> dict[str, str]:
+    """What tells this bank from others: hashes of its plan, of its shards, and of what it was made from."""
     found = {"plan digest": bank.plan_digest, "digest of the shards": bank.content_digest}
-    for name, value in bank.manifest.items():
+    for name, value in {**(bank.manifest.get("encoding") or {}), **bank.manifest}.items():
         match = DIGESTS.fullmatch(name)
         if match and isinstance(value, str):
-            found[f"{match[1].replace('_', ' ')} ({match[2]})"] = value
+            found[f"{match[2]} of {match[1].replace('_', ' ')}"] = value
     return {name: f"`{value}`" for name, value in found.items()}
 
 
