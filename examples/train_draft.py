@@ -4,7 +4,7 @@
     python examples/train_draft.py --bank targets --model Qwen/Qwen3-8B
 
 Without arguments it makes everything first: a small target that learns the docstrings of the installed Python library (as
-recipes/heal_tiny.py makes it), and the bank of its hidden states. Some minutes on two cores, most of them for the target.
+recipes/heal_tiny.py makes it), and the bank of its hidden states. About two minutes on two cores.
 
 The head is like EAGLE's: of a token it is given the target's tapped layers, and the embedding of the token after it; what it puts out
 takes the place of the target's last hidden state one token on, and goes through the target's own head. Further tokens of a chain
@@ -52,15 +52,13 @@ Drafter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Draft(torch.nn.Module):
     """States and embeddings [N, S, H] → what should be the target's last hidden states one token on, [N, S, H].
 
-    Causal attention over padding behind needs no mask for it: no real token sees any.
+    Attention is causal, so padding behind needs no mask: no real token sees it.
     """
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
         self.fuse = torch.nn.Linear(layers * width, width, bias=False)
-        self.norms = torch.nn.ModuleList(
-            torch.nn.RMSNorm(width) for _ in range(3)
-        )  # taps, embeddings and outputs differ in scale
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in range(3))  # states and embeddings differ in scale
         self.join = torch.nn.Linear(2 * width, width, bias=False)
         heads = max(1, width // 32)
         self.layer = torch.nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
@@ -156,9 +154,7 @@ def measure(propose: Drafter, target: Target, rows: Iterable[Batch]) -> torch.Te
                 choices = target.choices(torch.cat([ids, drafted], dim=1))[:, place - 1 : -1]
                 accepted.append((drafted == choices).float().cumprod(1))
     if not accepted:
-        raise InputError(
-            f"no held-out row has a loss token at a multiple of {EVERY}, so there is nothing to measure. Give more rows."
-        )
+        raise InputError(f"no held-out row has a loss token at a multiple of {EVERY}: nothing to measure. Give more rows.")
     return torch.cat(accepted)
 
 
@@ -187,20 +183,16 @@ def run(targets: TargetDataset, model: str, epochs: int) -> None:
     draft = Draft(facts.layers, facts.hidden_size)
     loader = DataLoader(fit, BATCH, shuffle=True, collate_fn=collate_targets)
     plain, test = (DataLoader(part, BATCH, collate_fn=collate_targets) for part in (fit, held))
-    print(
-        f"{len(fit):,} rows to learn from, {len(held):,} held out; {sum(p.numel() for p in draft.parameters()):,} weights",
-        flush=True,
-    )
+    print(f"{len(fit):,} rows to learn from, {len(held):,} held out", flush=True)
     found = {"table": measure(table_drafter(target, plain), target, test)}
     found["before"] = measure(drafter(draft, target), target, test)
     train(draft, target, loader, epochs)
     found["after"] = measure(drafter(draft, target), target, test)
-    print(
-        f"{len(found['after']):,} held-out chains of {CHAIN}: the part whose first tokens are all accepted, and tokens accepted a chain"
-    )
+    print(f"accepted of {len(found['after']):,} held-out chains of {CHAIN}:")
+    print("          " + "".join(f"first {step}  " for step in range(1, CHAIN + 1)) + "tokens a chain")
     for name, accepted in found.items():
-        parts = "  ".join(f"{part:.3f}" for part in accepted.mean(0).tolist())
-        print(f"  {name:8} {parts}   {accepted.sum(1).mean().item():.3f}")
+        parts = "".join(f"{part:7.3f}  " for part in accepted.mean(0).tolist())
+        print(f"{name:>8}  {parts}{accepted.sum(1).mean().item():14.3f}")
 
 
 def make_bank(out: Path, texts: int, rows: int) -> tuple[Path, str]:
@@ -229,7 +221,7 @@ def make_target(out: Path, model: Path, data: Path, texts: int, rows: int) -> No
 
     found = list(dict.fromkeys(text for module in demo.library() for one in module for text in one.paragraphs))
     found = [text for text in found if len(text) >= SHORTEST]
-    random.Random(0).shuffle(found)  # else the held-out ones would be everywhere near those that are learnt
+    random.Random(0).shuffle(found)  # rows are fewer than texts: let them be of every module
     found = found[:texts]
     out.mkdir(parents=True, exist_ok=True)
     learnt = [text for row, text in enumerate(found) if row % HELD_OUT != HELD_OUT - 1]
@@ -244,9 +236,7 @@ def make_target(out: Path, model: Path, data: Path, texts: int, rows: int) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("draft_demo"), help="where all is made without --bank (%(default)s)")
-    parser.add_argument(
-        "--texts", type=int, default=20_000, help="at most so many paragraphs for the target to learn (%(default)s)"
-    )
+    parser.add_argument("--texts", type=int, default=20_000, help="at most so many paragraphs for the target (%(default)s)")
     parser.add_argument("--rows", type=int, default=3000, help="at most so many of them for the bank (%(default)s)")
     parser.add_argument("--bank", type=Path, help="a target bank that is there already; needs --model")
     parser.add_argument("--model", help="the target that the bank must be of, as the bank names it")

@@ -3,12 +3,13 @@
     python examples/train_router.py
     python examples/train_router.py --bank router/features --train train.jsonl --eval eval.jsonl --model Qwen/Qwen3-4B
 
-Without arguments it makes the bank first, of the docstrings of the installed Python library (the `demo` extra, about two minutes on two
-cores). The task: a function's summary line → the other paragraphs of its docstring, among all candidates of the eval split.
+Without arguments it makes the bank first, of the docstrings of the installed Python library with the model of the `demo` extra: about
+two minutes on two cores. The task: a function's summary line → the paragraphs of its docstring, among all candidates of the eval split.
 
 The model's vectors are frozen and lie in the bank, so training is matrix products over rows of a mapped file. What is said at the
-end is recall on questions and texts that training never saw: whatever a train episode shares with the eval split is left out and
-counted, and the setting is chosen on a part of train. The split is by function: a module may have functions on both sides.
+end is recall on questions and texts that training never saw: what train has in common with the eval split is left out and counted,
+and the setting is chosen on a part of train. The split is by function: a module's other functions, and near copies of a text, may be
+on both sides.
 """
 
 from __future__ import annotations
@@ -90,26 +91,20 @@ class Scorer(torch.nn.Module):
 def read_episodes(vectors: FeatureDataset, path: Path) -> list[Episode]:
     """The episodes of a file of JSON lines by row numbers; one for each query. InputError for a text that the bank lacks."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    texts = list(
-        dict.fromkeys(text for line in lines for text in (line["query"], *(one["text"] for one in line["candidates"])))
-    )
+    texts = list({text: None for line in lines for text in (line["query"], *(one["text"] for one in line["candidates"]))})
     row = dict(zip(texts, vectors.bank.rows(texts).tolist(), strict=True))
     if missing := [text for text in texts if row[text] < 0]:
-        raise InputError(
-            f"{path}: the bank lacks {len(missing)} of its texts, the first {missing[0][:60]!r}. Give its own files."
-        )
+        raise InputError(f"{path}: the bank lacks {len(missing)} of its texts, the first {missing[0][:60]!r}. Give its own.")
     relevant: dict[int, dict[int, None]] = {}
     others: dict[int, dict[int, None]] = {}
     for line in lines:
         query = row[line["query"]]
-        for side in (relevant, others):
-            side.setdefault(query, {})
+        right, wrong = relevant.setdefault(query, {}), others.setdefault(query, {})
         for one in line["candidates"]:
             if (candidate := row[one["text"]]) != query:  # a text that finds itself shows nothing
-                (relevant if one["relevant"] else others)[query][candidate] = None
+                (right if one["relevant"] else wrong)[candidate] = None
     return [
-        Episode(query, tuple(found), tuple(row for row in others[query] if row not in found))
-        for query, found in relevant.items()
+        Episode(one, tuple(right), tuple(row for row in others[one] if row not in right)) for one, right in relevant.items()
     ]
 
 
@@ -141,11 +136,9 @@ def recalls(scorer: Scorer, split: Split, vectors: Vectors) -> torch.Tensor:
     return torch.stack([hits[:, :k].sum(1) for k in KS], dim=1) / wanted.sum(1, keepdim=True)
 
 
-def loss_of(
-    scorer: Scorer, batch: Sequence[Episode], vectors: Vectors, temperature: float, draw: random.Random
-) -> torch.Tensor:
-    """Each question must score one of its relevant texts above all that are given for the batch: its own episode's candidates,
-    which are hard, and the other questions' texts, which are many."""
+def loss_of(scorer: Scorer, batch: list[Episode], vectors: Vectors, temperature: float, draw: random.Random) -> torch.Tensor:
+    """Each question must score one of its relevant texts above all that the batch has: its own episode's other candidates, which
+    are hard, and those of the other questions, which are many."""
     drawn = [draw.choice(one.relevant) for one in batch]
     candidates = list(dict.fromkeys([*drawn, *(row for one in batch for row in one.others)]))
     column = {row: at for at, row in enumerate(candidates)}
@@ -204,9 +197,7 @@ def report(before: torch.Tensor, after: torch.Tensor) -> None:
 
 def run(bank: Path, sources: dict[str, Path], expect: dict[str, object], epochs: int) -> None:
     """Train on `bank`, which must be what `expect` says, and say what came of it."""
-    dataset = FeatureDataset(
-        bank, expect
-    )  # another model's vectors, or shorter texts, are refused here and not found out later
+    dataset = FeatureDataset(bank, expect)  # vectors of another model, or of texts cut shorter, are refused here
 
     def vectors(rows: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(dataset.bank.take(rows)).float()  # float16 on disk; only these rows are read
@@ -226,9 +217,7 @@ def run(bank: Path, sources: dict[str, Path], expect: dict[str, object], epochs:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("router_demo"), help="where a bank is made without --bank (%(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("router_demo"), help="where a bank is made (%(default)s)")
     parser.add_argument("--episodes", type=int, default=10_000, help="at most so many functions for that bank (%(default)s)")
     parser.add_argument("--bank", type=Path, help="a feature bank that is there already; needs the next three")
     parser.add_argument("--train", type=Path, help="episodes to learn from: JSON lines whose candidates say `relevant`")
