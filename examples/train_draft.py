@@ -38,8 +38,7 @@ from arrowbank.errors import ArrowbankError, InputError
 CHAIN = 3
 HELD_OUT = 10  # every tenth row
 LAYERS = (0, 1, 2)
-MAX_TOKENS = 96
-SHORTEST = 60  # characters of a text: some twenty tokens
+WINDOW = 96
 EVERY = 8  # chains begin so many tokens apart
 BATCH, LR = 16, 2e-3
 
@@ -205,31 +204,35 @@ def make_bank(out: Path, texts: int, rows: int) -> tuple[Path, str]:
         model=ModelConfig(model=str(model), device="cpu", dtype="float32"),
         data=data,
         target_layer_ids=LAYERS,
-        max_length=MAX_TOKENS,
-        min_loss_tokens=1,  # no row is dropped: every tenth of the bank is every tenth of the file
     )
     capture(config, out / "targets", progress=progress_for(False))
     return out / "targets", str(model)
 
 
 def make_target(out: Path, model: Path, data: Path, texts: int, rows: int) -> None:
-    """A Qwen3 that has learnt nine tenths of the docstrings' paragraphs, and token rows for the capture."""
+    """A Qwen3 that has learnt nine tenths of the docstrings' paragraphs, and windows of tokens for the capture, every tenth of which
+    is of the others."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the recipes are beside this folder, and not installed
     from transformers import AutoTokenizer
 
     from recipes.heal_tiny import HealTiny, make_trunk
 
-    found = list(dict.fromkeys(text for module in demo.library() for one in module for text in one.paragraphs))
-    found = [text for text in found if len(text) >= SHORTEST]
-    random.Random(0).shuffle(found)  # rows are fewer than texts: let them be of every module
-    found = found[:texts]
+    found = list(dict.fromkeys(f"{text}\n" for module in demo.library() for one in module for text in one.paragraphs))
+    random.Random(0).shuffle(found)  # windows are of every module
+    held, learnt = found[:texts:HELD_OUT], [text for at, text in enumerate(found[:texts]) if at % HELD_OUT]
     out.mkdir(parents=True, exist_ok=True)
-    learnt = [text for row, text in enumerate(found) if row % HELD_OUT != HELD_OUT - 1]
-    (out / "learnt.jsonl").write_text("".join(json.dumps({"text": f"{text}\n"}) + "\n" for text in learnt), encoding="utf-8")
+    (out / "learnt.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in learnt), encoding="utf-8")
     make_trunk(model, out / "learnt.jsonl", HealTiny(layers=max(LAYERS) + 1))
-    ids = AutoTokenizer.from_pretrained(model)([f"{text}\n" for text in found[:rows]])["input_ids"]
+    tokenizer, windows = AutoTokenizer.from_pretrained(model), []
+    for part in (learnt, held):
+        ids = [token for one in tokenizer(part)["input_ids"] for token in one]  # end to end, as the target has learnt them
+        windows.append(iter([ids[at : at + WINDOW] for at in range(0, len(ids) - WINDOW + 1, WINDOW)]))
     half = data.with_suffix(".half")
-    half.write_text("".join(json.dumps({"id": row, "input_ids": one}) + "\n" for row, one in enumerate(ids)), encoding="utf-8")
+    with half.open("w", encoding="utf-8") as file:
+        for row in range(rows):
+            if (window := next(windows[row % HELD_OUT == HELD_OUT - 1], None)) is None:
+                break
+            file.write(json.dumps({"id": row, "input_ids": window}) + "\n")
     half.rename(data)  # last, so that its being there says that all is
 
 
@@ -237,10 +240,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("draft_demo"), help="where all is made without --bank (%(default)s)")
     parser.add_argument("--texts", type=int, default=20_000, help="at most so many paragraphs for the target (%(default)s)")
-    parser.add_argument("--rows", type=int, default=3000, help="at most so many of them for the bank (%(default)s)")
+    parser.add_argument(
+        "--rows", type=int, default=1600, help="at most so many windows of 96 tokens for the bank (%(default)s)"
+    )
     parser.add_argument("--bank", type=Path, help="a target bank that is there already; needs --model")
     parser.add_argument("--model", help="the target that the bank must be of, as the bank names it")
-    parser.add_argument("--epochs", type=int, default=3, help="times through the bank's rows (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, help="times through the bank's rows (%(default)s)")
     given = parser.parse_args()
     if (given.bank is None) != (given.model is None):
         parser.error("--bank and --model go together")

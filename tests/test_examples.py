@@ -115,9 +115,9 @@ def test_the_router_makes_its_bank_itself(tmp_path: Path) -> None:
 
 def test_the_draft_is_accepted_more_often_than_before_and_a_wrong_target_is_refused(tmp_path: Path, tiny_qwen3: Path) -> None:
     out = tmp_path / "draft"
-    args = ("--out", out, "--texts", 300, "--rows", 120, "--epochs", 3)
+    args = ("--out", out, "--texts", 240, "--rows", 60, "--epochs", 4)
     first = said("train_draft", *args)
-    assert "108 rows to learn from, 12 held out" in first
+    assert "54 rows to learn from, 6 held out" in first
     before, after = numbers("before", first), numbers("after", first)
     assert len(before) == len(after) == 4
     assert after[0] > before[0] + 0.05
@@ -125,9 +125,16 @@ def test_the_draft_is_accepted_more_often_than_before_and_a_wrong_target_is_refu
     for *parts, tokens in (before, after, numbers("table", first)):
         assert parts == sorted(parts, reverse=True)  # a chain whose first two are accepted has a first one that is
         assert tokens == pytest.approx(sum(parts), abs=2e-3)
-    bank = ("--bank", out / "targets", "--epochs", 3)
+    bank = ("--bank", out / "targets", "--epochs", 4)
     again = said("train_draft", *bank, "--model", out / "target")
-    assert again[again.index("108 rows") :].splitlines()[:-1] == first[first.index("108 rows") :].splitlines()[:-1]
+    assert again[again.index("54 rows") :].splitlines()[:-1] == first[first.index("54 rows") :].splitlines()[:-1]
     done = example("train_draft", *bank, "--model", tiny_qwen3)
     assert done.returncode == 1
     assert done.stderr.startswith(f"train_draft: {out / 'targets'}: target_model_name_or_path is ")
+
+
+@pytest.mark.parametrize("name", ["train_router", "train_draft"])
+def test_an_examples_help_says_how_it_is_run(name: str) -> None:
+    text = said(name, "--help")
+    assert f"\n    python examples/{name}.py --bank " in text
+    assert f"python examples/{name}.py" in (ROOT / "README.md").read_text(encoding="utf-8")
