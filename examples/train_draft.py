@@ -178,6 +178,8 @@ def run(targets: TargetDataset, model: str, epochs: int) -> None:
     facts, target = targets.bank.facts, Target(model)
     rows = [row for row, length in enumerate(targets.bank.lengths) if length > CHAIN + 1]
     fit, held = (Subset(targets, [row for row in rows if (row % HELD_OUT == HELD_OUT - 1) == out]) for out in (False, True))
+    if not fit or not held:
+        raise InputError(f"{len(rows)} rows of more than {CHAIN + 1} tokens: too few to hold every tenth out. Give more.")
     torch.manual_seed(0)  # decides the draft's first weights and the order of the rows
     draft = Draft(facts.layers, facts.hidden_size)
     loader = DataLoader(fit, BATCH, shuffle=True, collate_fn=collate_targets)
