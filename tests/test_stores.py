@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +153,28 @@ def test_a_partial_file_goes_on_where_it_stopped(bank: Path, tmp_path: Path, mon
     pull(MEMORY, tmp_path / "out")
     assert min(start for file, start in got if file == name and start is not None) == size
     assert tree(tmp_path / "out") == tree(bank)
+
+
+def test_one_failure_ends_the_other_downloads(bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push(bank, MEMORY)
+    monkeypatch.setattr("arrowbank.bank.remote.objects.BLOCK", 16)
+    failed, cat = threading.Event(), type(memory()).cat_file
+
+    def cat_some(self: fsspec.AbstractFileSystem, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if path.endswith(SHARDS[3]):
+            failed.set()
+            raise ConnectionResetError("the line went dead")
+        if ".arrow" in path:
+            failed.wait(30)
+            time.sleep(0.2)
+        return cat(self, path, start=start, end=end)
+
+    monkeypatch.setattr(type(memory()), "cat_file", cat_some)
+    with pytest.raises(RemoteError, match="the line went dead"):
+        pull(MEMORY, tmp_path / "out")
+    parts = {path.name: path.stat().st_size for path in (tmp_path / "out" / "journal" / "parts").iterdir()}
+    assert set(SHARDS[:3]) <= set(parts)
+    assert all(parts[name] < (bank / name).stat().st_size for name in SHARDS)
 
 
 def test_another_bank_there_is_kept_until_a_restart(bank: Path, tmp_path: Path) -> None:

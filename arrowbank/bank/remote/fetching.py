@@ -167,8 +167,12 @@ def _fetch_files(store: Store, folder: Path, manifest: Manifest, progress: Progr
             path.replace(folder / entry["name"])
             meter.finish(entry)
 
-        side_by_side(bring, missing, lambda _: None)
+        side_by_side(bring, missing, lambda _: None, stop=meter.stop)
     sync_folder(folder)
+
+
+class _Stopped(Exception):
+    """Raised where bytes are told of, in the middle of a file that nobody waits for any longer."""
 
 
 class _Meter:
@@ -177,6 +181,10 @@ class _Meter:
     def __init__(self, phase: Phase) -> None:
         self._phase, self._lock = phase, Lock()
         self._told: dict[str, int] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
 
     def of(self, entry: Mapping[str, Any]) -> Report:
         return lambda count: self._tell(entry, count)
@@ -185,6 +193,8 @@ class _Meter:
         self._tell(entry, entry["bytes"] - self._told.get(entry["name"], 0))
 
     def _tell(self, entry: Mapping[str, Any], count: int) -> None:
+        if self._stopped:
+            raise _Stopped
         with self._lock:
             told = self._told.get(entry["name"], 0)
             count = min(count, entry["bytes"] - told)  # a client that begins again tells bytes twice

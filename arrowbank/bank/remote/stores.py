@@ -57,11 +57,19 @@ def store_of(address: Address) -> Store:
     return ObjectStore(address)
 
 
-def side_by_side(call: Callable[[T], R], items: Iterable[T], then: Callable[[R], object]) -> None:
-    """`call` for some `items` at once, `then` with each result in this thread. The first failure ends it: what waits is dropped."""
+def side_by_side(
+    call: Callable[[T], R], items: Iterable[T], then: Callable[[R], object], *, stop: Callable[[], object] = lambda: None
+) -> None:
+    """`call` for some `items` at once, `then` with each result in this thread.
+
+    The first failure, or a Ctrl-C, ends it: what waits is dropped, and `stop` is to make an end of what runs.
+    """
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="remote")
     try:
         for done in as_completed([pool.submit(call, item) for item in items]):
             then(done.result())
+    except BaseException:
+        stop()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
