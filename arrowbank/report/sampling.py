@@ -1,0 +1,48 @@
+"""Looking at a part of a bank: rows at a fixed stride, so that a page about millions of rows is made in seconds, and made again the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank.columns import Rows, number_column
+from arrowbank.bank.reader import Bank
+from arrowbank.report.scales import plural
+
+SOME_ROWS = 200_000  # of numbers and names
+FEW_ROWS = 20_000  # of vectors
+
+
+def spread_rows(total: int, at_most: int) -> Rows:
+    """At most `at_most` of `total` rows, evenly spread, ascending; all of them where there are no more."""
+    count = min(total, at_most)
+    return np.arange(count, dtype=np.int64) * total // max(1, count)
+
+
+def take(bank: Bank, columns: Sequence[str], rows: Rows) -> pa.Table:
+    """`columns` of ascending `rows`, as a table of its own memory."""
+    shard_of = np.searchsorted(bank.starts, rows, side="right") - 1
+    pieces = []
+    for shard in np.unique(shard_of).tolist():
+        local = rows[shard_of == shard] - bank.starts[shard]
+        pieces.append(bank.shard(shard).select(list(columns)).take(number_column(local)))
+    schema = bank.shard(0).select(list(columns)).schema
+    return pa.Table.from_batches(pieces, schema)
+
+
+def numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
+    """A column of numbers as float64, [n]."""
+    return np.array(table.column(column).to_pylist(), np.float64)
+
+
+def names(table: pa.Table, column: str) -> list[str]:
+    """A column of strings."""
+    return [str(value) for value in table.column(column).to_pylist()]
+
+
+def of_sample(rows: Rows, total: int, what: str = "row") -> str:
+    """What a figure is of, for its sentence: nothing where it is of all."""
+    return "" if len(rows) == total else f" Of {plural(len(rows), what)} evenly spread over {total:,}."
