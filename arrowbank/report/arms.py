@@ -14,13 +14,15 @@ from arrowbank.bank.columns import list_values
 from arrowbank.bank.reader import Bank
 from arrowbank.report.frame import Plot
 from arrowbank.report.markup import Markup
-from arrowbank.report.plots import Histogram, histogram, outlines, rails, shares
+from arrowbank.report.plots import Histogram, Series, histogram, lines, outlines, rails, shares
 from arrowbank.report.sampling import SOME_ROWS, names, numbers, spread_rows, take
 from arrowbank.report.scales import number, plural
 from arrowbank.report.section import Section, Story, paragraph, plots, table
 
 TRIPLES = 1_000_000  # looked at, an arm
-PLACES = {"needle_start": "Needles", "probe_start": "Probes", "distance": "Distance from needle to probe"}
+PLACES = {"needle_start": "Needles", "probe_start": "Probes"}
+DISTANCE = "distance"
+QUANTILES = 120  # of a curve
 MATCHED = ("T", "examples", "K", "key_len", "val_len", "alphabet", "d_min", "decoys", "seed", "split", "vocab")
 
 
@@ -37,7 +39,8 @@ def tell_arms(banks: Mapping[str, Bank]) -> Story:
     labels = {name: f"{name} (arm {bank.manifest['arm']})" for name, bank in banks.items()}
     looked = {labels[name]: _look(bank) for name, bank in banks.items()}
     length = max(int(bank.manifest["T"]) for bank in banks.values())
-    drawn = [plot for column in PLACES if (plot := _places(column, looked, length)) is not None]
+    found = [_places(column, looked, length) for column in PLACES]
+    drawn = [plot for plot in (*found, _distances(looked, length)) if plot is not None]
     lead = "Arms that match have the same probes; only the distance to the needle differs." if len(banks) > 1 else ""
     first = next(iter(banks.values())).manifest
     total = sum(int(bank.manifest["triples"]) for bank in banks.values())
@@ -61,8 +64,9 @@ def _nothing() -> Markup:
 def _look(bank: Bank) -> Looked:
     triples = max(1, int(bank.manifest["K"]))
     rows = spread_rows(len(bank), max(1, TRIPLES // triples))
-    found = take(bank, list(PLACES), rows)
-    values = {name: list_values(found.column(name).combine_chunks())[0] for name in PLACES}
+    columns = [*PLACES, DISTANCE]
+    found = take(bank, columns, rows)
+    values = {name: list_values(found.column(name).combine_chunks())[0] for name in columns}
     return Looked(values, len(rows))
 
 
@@ -74,8 +78,32 @@ def _places(column: str, looked: Mapping[str, Looked], length: int) -> Plot | No
         label: histogram(one.values[column], span=(0.0, float(length)), bins=40) for label, one in with_some.items()
     }
     said = "; ".join(_said(label, one.values[column]) for label, one in with_some.items())
-    x_label = "tokens" if column == "distance" else "token of the example"
-    return outlines(PLACES[column], found, x_label=x_label, y_label="% of triples", summary=f"{said}.")
+    same = len(found) > 1 and len({one.counts.tobytes() for one in found.values()}) == 1
+    said = f"{said}. {'The curves lie on each other.' if same else ''}".strip()
+    return outlines(PLACES[column], found, x_label="token of the example", y_label="% of triples", summary=said)
+
+
+def _distances(looked: Mapping[str, Looked], length: int) -> Plot | None:
+    """How many of the triples are at most so far apart: a curve that an arm of one distance does not spoil for the others."""
+    series, said = [], []
+    for label, one in looked.items():
+        values = np.sort(one.values[DISTANCE])
+        if values.size:
+            at = np.unique(np.linspace(0, values.size - 1, min(values.size, QUANTILES)).astype(int))
+            share = np.concatenate([[0.0], (at + 1) / values.size * 100]).repeat(2)[:-1]  # a step up at each distance
+            x = np.concatenate([[0.0], values[at].repeat(2).astype(float), [float(length)]])
+            series.append(Series(label, x.tolist(), [*share.tolist(), 100.0]))
+            said.append(_said(label, values))
+    if not series:
+        return None
+    return lines(
+        "Distance from needle to probe",
+        series,
+        x_label="tokens",
+        y_label="% of triples at most so far apart",
+        summary=f"{'; '.join(said)}.",
+        marked=False,
+    )
 
 
 def _said(label: str, values: npt.NDArray[np.int32]) -> str:

@@ -24,7 +24,7 @@ from arrowbank.report.sampling import names, of_sample, spread_rows, take
 from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, plots
 
-WIDTH, HEIGHT = 620, 480
+WIDTH, HEIGHT = 620, 500
 TEXT_CHARACTERS = 2_000_000  # that the page holds
 SHORTEST, LONGEST = 80, 600  # characters of a text that is cut
 GROUPS = 6  # that have a colour of their own; the last one is of all others
@@ -241,6 +241,7 @@ def _equal_frame(places: Floats, share: Sequence[float]) -> Frame:
         y_label=f"second, {percent(share[1])}",
         width=WIDTH,
         height=HEIGHT,
+        bottom=54,
     )
 
 

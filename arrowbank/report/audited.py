@@ -63,7 +63,7 @@ def audit_section(audit: Audit) -> Section:
     """The counts, and the nearest pairs."""
     found = sum(row.exact + row.near for row in audit.rows)
     bound = "" if audit.max_shared is None else f" At most {audit.max_shared:,} were allowed."
-    lead = f"{number(found)} texts are in both sides of a comparison, exactly or with a cosine of at least {number(audit.threshold)}.{bound}"
+    lead = f"{number(found)} texts are in both of two sources, the same or with a cosine of at least {number(audit.threshold)}.{bound}"
     rows = [
         (row.kind, row.source, row.against, row.texts, row.exact, row.near, percent(row.exact + row.near, row.texts))
         for row in audit.rows

@@ -77,6 +77,7 @@ def pace_plots(name: str, bank: Bank, unit: str) -> list[Plot]:
             x_label=time,
             y_label=unit,
             summary=f"{number(pace.rows[-1])} {unit}; a shard is counted when it is whole on the disk.",
+            whole_y=True,
         ),
     ]
 

@@ -54,7 +54,8 @@ def _read(bank: TrunkBank, rows: npt.NDArray[np.int64]) -> tuple[Floats, Floats,
 def entropy(probs: Floats, tails: Floats) -> Floats:
     """In nats, of the kept tokens and the rest as one token: the least that the whole distribution's can be. [n, k], [n] → [n]."""
     every = np.hstack([probs, np.maximum(tails, 0)[:, None]])
-    return -np.sum(np.where(every > 0, every * np.log(np.where(every > 0, every, 1)), 0), axis=1)
+    found: Floats = -np.sum(np.where(every > 0, every * np.log(np.where(every > 0, every, 1)), 0), axis=1)
+    return found
 
 
 def _mass(probs: Floats) -> Plot:
@@ -139,7 +140,12 @@ def tell_drafts(bank: Bank) -> Story:
         (str(chain), "chain steps"),
         (str(kept), "tokens kept a row"),
     ]
-    drawn = [_sure(masses), _summed(masses, kept), _unsure(masses), norm_plot(list(norms), list(norms.values()))]
+    drawn = [
+        _sure(masses),
+        _summed(masses, kept),
+        _unsure(masses),
+        norm_plot(list(norms), list(norms.values()), "Norms of what the draft was fed"),
+    ]
     lead = f"The draft's own probabilities, before and after the healing.{of_sample(rows, len(bank))}"
     return Story(tiles, [Section("What the draft says", [plots(*drawn)], lead, "Drafts")])
 

@@ -40,7 +40,7 @@ class Table:
                         "table",
                         None,
                         tag("caption", {"class": "unseen"}, caption) if caption else None,
-                        tag("thead", None, tag("tr", None, *(tag("th", {"scope": "col"}, name) for name in self.columns))),
+                        tag("thead", None, tag("tr", None, *map(self._head, range(len(self.columns))))),
                         tag("tbody", None, *(tag("tr", None, *map(_cell, row)) for row in shown)),
                     ),
                 ),
@@ -48,18 +48,27 @@ class Table:
             ]
         )
 
+    def _head(self, at: int) -> Markup:
+        numbers = bool(self.rows) and all(row[at] is None or _is_number(row[at]) for row in self.rows)
+        return tag("th", {"scope": "col", "class": "n" if numbers else None}, self.columns[at])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
 
 def _cell(value: object) -> Markup:
     if isinstance(value, Markup):
         return tag("td", None, value)
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    if value is None or isinstance(value, int | float):
         return tag("td", {"class": "n"}, number(value, 4))
     return tag("td", None, str(value))
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing and what it says. `summary` is one sentence with its numbers; `legend` are names of series, drawn as `mark`s."""
+    """A drawing and what it says. `summary` is one sentence with its numbers; `legend` are names of series, each drawn as
+    `mark` says: a line with its marks, a bare outline, or a bar."""
 
     title: str
     summary: str
@@ -88,8 +97,7 @@ class Plot:
         return tag(
             "figure",
             {"class": "plot wide" if self.wide else "plot"},
-            tag("figcaption", None, tag("h3", None, self.title), tag("p", None, self.summary)),
-            legend(self.legend, self.mark),
+            tag("figcaption", None, tag("h3", None, self.title), tag("p", None, self.summary), legend(self.legend, self.mark)),
             svg,
             tag("details", None, tag("summary", None, "Data"), self.table.markup(self.title)),
         )
@@ -110,8 +118,11 @@ def legend(names: Sequence[str], mark: str) -> Markup | None:
 
 
 def _swatch(index: int, mark: str) -> Markup:
+    line = tag("line", {"class": "line", "x1": 1, "x2": 23, "y1": 6, "y2": 6})
     if mark == "line":
-        drawn = join([tag("line", {"class": "line", "x1": 1, "x2": 23, "y1": 6, "y2": 6}), marker(index, 12, 6)])
+        drawn = join([line, marker(index, 12, 6)])
+    elif mark == "outline":
+        drawn = line
     else:
         drawn = tag("rect", {"class": "bar", "x": 6, "y": 0, "width": 12, "height": 12})
     return tag("svg", {"viewBox": "0 0 24 12", "width": 24, "height": 12, "aria-hidden": "true"}, drawn)
@@ -151,19 +162,19 @@ class Frame:
         width: int = WIDTH,
         height: int = HEIGHT,
         whole_x: bool = False,
+        whole_y: bool = False,
+        bottom: int = BOTTOM,
     ) -> None:
         self.width, self.height, self.x_label, self.y_label = width, height, x_label, y_label
-        y_values = [] if names else Scale(*y, 0, 1, log_y).ticks(4)
+        y_values = [] if names else Scale(*y, 0, 1, log_y).ticks(4, whole=whole_y)
         self._names = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         y_labels = log_labels(y_values) if log_y else labels(y_values)
         left = 14 + LETTER * max([2, *map(len, [*y_labels, *self._names])])
         top = TOP if y_label else 12
         self.x = Scale(*x, left, width - RIGHT, log_x)
-        self.y = Scale(*y, height - BOTTOM, top, log_y)
+        self.y = Scale(*y, height - bottom, top, log_y)
         self._y_ticks = list(zip(y_values, y_labels, strict=True))
-        x_values = self.x.ticks(5)
-        if whole_x:
-            x_values = [value for value in x_values if float(value).is_integer()]
+        x_values = self.x.ticks(5, whole=whole_x)
         self._x_ticks = list(zip(x_values, log_labels(x_values) if log_x else labels(x_values), strict=True))
 
     def axes(self) -> Markup:

@@ -69,7 +69,7 @@ def tell_taps(bank: Bank) -> Story:
     return Story(tiles, [section])
 
 
-def norm_plot(layers: Sequence[str], norms: Sequence[npt.NDArray[np.float32]]) -> Plot:
+def norm_plot(layers: Sequence[str], norms: Sequence[npt.NDArray[np.float32]], title: str = "Norms by layer") -> Plot:
     """Median and 1st to 99th percentile of the norms of each layer; those that are not finite left out."""
     spread = []
     for one in norms:
@@ -77,7 +77,7 @@ def norm_plot(layers: Sequence[str], norms: Sequence[npt.NDArray[np.float32]]) -
         spread.append(np.percentile(finite, PERCENTILES) if finite.size else np.full(3, np.nan))
     said = "; ".join(f"{name} {number(float(row[1]))}" for name, row in list(zip(layers, spread, strict=True))[:6])
     return ranges(
-        "Norms by layer",
+        title,
         layers,
         np.array(spread),
         x_label="L2 norm: median, and 1st to 99th percentile",
@@ -135,10 +135,11 @@ def _loss_plot(bank: TargetBank, rows: npt.NDArray[np.int64]) -> Plot:
     covered = np.array([100 * float((bank.read(row).loss_mask != 0).mean()) for row in rows.tolist()])
     counts = bank.manifest["counts"]
     none = int((covered == 0).sum())
+    some = "Each sample looked at has some." if not none else f"{none:,} samples looked at have none."
     said = (
         f"{number(counts['loss_tokens'])} of {number(counts['tokens'])} tokens are in the loss "
         f"({percent(counts['loss_tokens'], counts['tokens'])}), by the rule {bank.facts.loss_mask!r}. "
-        f"{'No sample looked at has' if not none else f'{none:,} samples looked at have'} none.{of_sample(rows, len(bank), 'sample')}"
+        f"{some}{of_sample(rows, len(bank), 'sample')}"
     )
     found = histogram(covered, span=(0.0, 100.0), bins=20)
     return bars_of("Share of a sample in the loss", found, x_label="% of its tokens", y_label="samples", summary=said, unit="%")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from arrowbank.bank.checks import Check
 from arrowbank.bank.files import human_bytes, sha256_of
@@ -52,6 +54,14 @@ def verdict(ok: bool, words: str) -> Markup:
     return tag("span", {"class": "good" if ok else "bad"}, f"{'✓' if ok else '✗'} {words}")
 
 
+def _verdict_of(entry: Mapping[str, Any], proof: Proof) -> Markup:
+    if entry["name"] in proof.damaged:
+        return verdict(False, "bytes differ")
+    if proof.full:
+        return verdict(True, "sha256")
+    return verdict(True, "size" if entry["rows"] is None else "size, rows")
+
+
 def files_of(name: str, bank: Bank, proof: Proof) -> Markup:
     """The checks and the files of a bank; shards first, damaged ones before all."""
     shards = set(bank.shard_names)
@@ -59,14 +69,13 @@ def files_of(name: str, bank: Bank, proof: Proof) -> Markup:
         bank.manifest["files"],
         key=lambda entry: (entry["name"] not in proof.damaged, entry["name"] not in shards, entry["name"]),
     )
-    good = "sha256" if proof.full else "size, rows"
     rows = [
         (
             tag("code", None, entry["name"]),
             entry["rows"],
             tag("span", {"title": f"{entry['bytes']:,} bytes", "class": "nowrap"}, human_bytes(entry["bytes"])),
             tag("code", {"title": entry["sha256"]}, entry["sha256"][:12]),
-            verdict(False, "bytes differ") if entry["name"] in proof.damaged else verdict(True, good),
+            _verdict_of(entry, proof),
         )
         for entry in entries[:SHOWN_FILES]
     ]
@@ -75,7 +84,7 @@ def files_of(name: str, bank: Bank, proof: Proof) -> Markup:
     return join(
         [
             tag("h3", None, f"Files of {name}"),
-            table(("file", "rows", "bytes", "sha256", "integrity"), rows, f"files of {name}"),
+            tag("div", {"class": "files"}, table(("file", "rows", "bytes", "sha256", "integrity"), rows, f"files of {name}")),
             tag("p", {"class": "note"}, f"and {plural(left_out, 'more file')}, listed in manifest.json") if left_out else None,
             table(("check", "result", "found"), checks, f"checks of {name}"),
         ]

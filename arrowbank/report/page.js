@@ -129,6 +129,7 @@
       what.append(make("bdi", "", data.texts[other]), make("small", "", described(other) + (drawn ? "" : " · not on the map")));
       line.append(make("span", "cosine", data.cosines[chosen][rank].toFixed(3)), what);
       line.dataset.row = data.rows[other];
+      if (!drawn) line.tabIndex = 0; // its text is cut until it is looked at
       if (drawn) {
         line.type = "button";
         line.addEventListener("click", () => {

@@ -21,11 +21,10 @@ from arrowbank.report.section import Section
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows. `what` is the kind in words, `name` the folder's; `data` is for the map."""
+    """What a page shows. `what` is the kind in words; `data` is for the map."""
 
     title: str
     what: str
-    name: str
     subtitle: str
     tiles: Sequence[tuple[str, str]]
     sections: Sequence[Section]
@@ -42,7 +41,7 @@ class Page:
             tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
             tag("meta", {"name": "generator", "content": f"arrowbank {__version__}"}),
             tag("link", {"rel": "icon", "href": "data:,"}),
-            tag("title", None, f"{self.name}: {self.title}"),
+            tag("title", None, f"{self.title} · {self.what}"),
             tag("style", None, style),
         )
         body = tag(
@@ -104,7 +103,7 @@ def facts_list(facts: Mapping[str, object]) -> Markup:
             value
             if isinstance(value, Markup)
             else number(value)
-            if isinstance(value, int) and not isinstance(value, bool)
+            if isinstance(value, int | float) and not isinstance(value, bool)
             else str(value)
         )
         parts += [tag("dt", None, name), tag("dd", None, shown)]
@@ -116,7 +115,7 @@ def _anchor(section: Section) -> str:
 
 
 def _foot() -> Markup:
-    words = f"Made by arrowbank {__version__} report. This page is whole in itself: it loads nothing, and the same bank gives the same page."
+    words = f"Made by arrowbank {__version__} report. The page is whole in itself: it loads nothing. The same bank gives the same page."
     return tag("footer", {"class": "foot"}, words)
 
 

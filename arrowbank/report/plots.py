@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from arrowbank.report.markup import Markup, join, tag
 from arrowbank.report.scales import number, percent, ticks
 
 BINS = 32
+MOST_MARKS = 24  # of a line: more than that hide it
 Floats = npt.NDArray[np.float64]
 
 
@@ -38,7 +40,7 @@ def histogram(
     if whole:
         step = max(1.0, math.ceil((high - low + 1) / bins))
         first = math.floor(low / step) * step if step > 1 else low
-        edges = first + step * np.arange(int((high - first) // step) + 2)
+        edges = np.array([first + step * at for at in range(int((high - first) // step) + 2)])
         edges = edges - 0.5 if step == 1 else edges
     else:
         edges = _round_edges(low, high, bins)
@@ -54,7 +56,7 @@ def _round_edges(low: float, high: float, bins: int) -> Floats:
         return np.linspace(low - room, high + room, 9)
     first = marks[0] - step * math.ceil((marks[0] - low) / step - 1e-9)
     count = max(1, math.ceil((high - first) / step - 1e-9))
-    edges = first + step * np.arange(count + 1)
+    edges = np.array([first + step * at for at in range(count + 1)])
     edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
     return edges
 
@@ -65,7 +67,12 @@ def bars_of(
     """A histogram as bars."""
     edges, counts = found.edges, found.counts
     frame = Frame(
-        (float(edges[0]), float(edges[-1])), (0, max(1.0, float(counts.max()))), x_label=x_label, y_label=y_label, whole_x=whole
+        (float(edges[0]), float(edges[-1])),
+        (0, max(1.0, float(counts.max()))),
+        x_label=x_label,
+        y_label=y_label,
+        whole_x=whole,
+        whole_y=True,
     )
     drawn: list[Markup] = []
     for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
@@ -105,11 +112,16 @@ def outlines(title: str, found: Mapping[str, Histogram], *, x_label: str, y_labe
         steps.append(f"V{frame.y(0):.1f}")
         drawn.append(tag("path", {"class": f"line s{index % COLOURS}", "d": "".join(steps)}))
     rows = [
-        (f"{number(float(low))}–{number(float(high))}", *(round(float(share[at]), 3) for share in shares.values()))
-        for at, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+        (f"{number(low)}–{number(high)}", *(round(float(share[at]), 3) for share in shares.values()))
+        for at, (low, high) in enumerate(pairwise(edges.tolist()))
     ]
     return Plot(
-        title, summary, join([frame.axes(), *drawn]), Table((x_label, *shares), rows), tuple(shares) if len(shares) > 1 else ()
+        title,
+        summary,
+        join([frame.axes(), *drawn]),
+        Table((x_label, *shares), rows),
+        tuple(shares) if len(shares) > 1 else (),
+        "outline",
     )
 
 
@@ -135,44 +147,51 @@ def lines(
     floor: float | None = 0.0,
     ceiling: float | None = None,
     whole_x: bool = False,
+    whole_y: bool = False,
+    marked: bool = True,
     upright: float | None = None,
 ) -> Plot:
-    """Lines, with marks where there are few points. `upright` is an x to mark; `floor` and `ceiling` are always in the picture."""
+    """Lines, `marked` where there are few points. `upright` is an x to mark; `floor` and `ceiling` are always in the picture."""
     every_x = [x for one in series for x in one.x]
     every_y = [y for one in series for part in (one.y, one.low, one.high) for y in part if math.isfinite(y)]
     bounds = [bound for bound in (floor, ceiling) if bound is not None]
     low, high = min([*every_y, *bounds], default=0.0), max([*every_y, *bounds], default=1.0)
     frame = Frame(
-        (min(every_x), max(every_x)), (low, high if high > low else low + 1), x_label=x_label, y_label=y_label, whole_x=whole_x
+        (min(every_x), max(every_x)),
+        (low, high if high > low else low + 1),
+        x_label=x_label,
+        y_label=y_label,
+        whole_x=whole_x,
+        whole_y=whole_y,
     )
     drawn: list[Markup] = []
     if upright is not None:
         at = frame.x(upright)
         drawn.append(tag("line", {"class": "upright", "x1": at, "x2": at, "y1": frame.y.start, "y2": frame.y.end}))
     for index, one in enumerate(series):
-        drawn.append(tag("g", {"class": f"s{index % COLOURS}"}, *_line(frame, index, one, step=step)))
+        drawn.append(tag("g", {"class": f"s{index % COLOURS}"}, *_line(frame, index, one, step=step, marked=marked)))
     xs = sorted(set(every_x))
     known = [dict(zip(one.x, one.y, strict=True)) for one in series]
     rows = [(x, *(one.get(x) for one in known)) for x in xs]
     table = Table((x_label, *(one.name for one in series)), rows)
     names = tuple(one.name for one in series) if len(series) > 1 else ()
-    return Plot(title, summary, join([frame.axes(), *drawn]), table, names)
+    return Plot(title, summary, join([frame.axes(), *drawn]), table, names, "line" if marked and not step else "outline")
 
 
-def _line(frame: Frame, index: int, one: Series, *, step: bool) -> list[Markup]:
+def _line(frame: Frame, index: int, one: Series, *, step: bool, marked: bool) -> list[Markup]:
     drawn = []
     if one.low:
         ways = [*zip(one.x, one.high, strict=True), *reversed(list(zip(one.x, one.low, strict=True)))]
         drawn.append(tag("path", {"class": "band", "d": _path(frame, ways) + "Z"}))
     points = list(zip(one.x, one.y, strict=True))
     drawn.append(tag("path", {"class": "line", "d": _path(frame, points, step=step)}))
-    if len(points) <= 40 and not step:
+    if marked and not step and len(points) <= MOST_MARKS:
         drawn += [marker(index, frame.x(x), frame.y(y)) for x, y in points if math.isfinite(y)]
     return drawn
 
 
 def _path(frame: Frame, points: Sequence[tuple[float, float]], *, step: bool = False) -> str:
-    parts, pen_down, before = [], False, 0.0
+    parts, pen_down = [], False
     for x, y in points:
         if not math.isfinite(y):
             pen_down = False
@@ -182,7 +201,7 @@ def _path(frame: Frame, points: Sequence[tuple[float, float]], *, step: bool = F
             parts.append(f"V{frame.y(y):.1f}H{frame.x(x):.1f}")
         else:
             parts.append(f"{'L' if pen_down else 'M'}{place}")
-        pen_down, before = True, x
+        pen_down = True
     return "".join(parts)
 
 
@@ -220,7 +239,7 @@ def shares(title: str, counts: Mapping[str, int], *, x_label: str, summary: str)
     """A bar a name, with count and share written behind it."""
     total, largest = sum(counts.values()), max(1, *counts.values()) if counts else 1
     names, height = list(counts), max(110, 62 + 26 * len(counts))
-    frame = Frame((0, largest * 1.32), (len(names) - 0.4, -0.6), x_label=x_label, names=names, height=height)
+    frame = Frame((0, largest * 1.32), (len(names) - 0.4, -0.6), x_label=x_label, names=names, whole_x=True, height=height)
     drawn = []
     for index, count in enumerate(counts.values()):
         at, left = frame.y(index), frame.x(0)

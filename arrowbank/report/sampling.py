@@ -1,4 +1,4 @@
-"""Looking at a part of a bank: rows at a fixed stride, so that a page about millions of rows is made in seconds, and made again the same."""
+"""Looking at a part of a bank: rows at a fixed stride, so that a page about millions of rows is made in seconds, and again the same."""
 
 from __future__ import annotations
 

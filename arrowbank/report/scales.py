@@ -11,7 +11,7 @@ SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers from `low` to `high`, evenly spaced, at least one. InputError-free: any finite low ≤ high."""
+    """About `count` round numbers from `low` to `high`, evenly spaced, at least one; both finite."""
     if not low < high:
         return [low]
     rough = (high - low) / max(1, count)
@@ -50,12 +50,13 @@ class Scale:
         low, high, at = self.low, self.high, value
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(max(value, self.low * 1e-3))
-        part = (at - low) / (high - low) if high > low else 0.5
+        part = (at - low) / (high - low) if high != low else 0.5
         return self.start + part * (self.end - self.start)
 
-    def ticks(self, count: int = 5) -> list[float]:
-        """Round values to mark."""
-        return log_ticks(self.low, self.high, count) if self.log else ticks(self.low, self.high, count)
+    def ticks(self, count: int = 5, *, whole: bool = False) -> list[float]:
+        """Round values to mark; `whole` ones only, where there are any."""
+        found = log_ticks(self.low, self.high, count) if self.log else ticks(self.low, self.high, count)
+        return [value for value in found if value.is_integer()] or found if whole else found
 
 
 def labels(values: Sequence[float]) -> list[str]:

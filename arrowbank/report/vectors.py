@@ -73,12 +73,18 @@ def _token_lengths(counted: Bank, tokens: Bank | None) -> Plot:
     middle, most = np.percentile(lengths, [50, 99])
     counts: Mapping[str, Any] = tokens.manifest.get("counts", {}) if tokens is not None else {}
     if "truncated" in counts:
-        cut = f"{plural(counts['truncated'], 'text was', 'texts were')} cut at {limit:,} tokens ({percent(counts['truncated'], len(counted))})."
+        cut = _cut(counts["truncated"], len(counted), f"cut at {limit:,} tokens", "was", "were")
     else:
-        cut = f"{plural(int((lengths >= limit).sum()), 'text has', 'texts have')} the most that is allowed, {limit:,}."
+        cut = _cut(int((lengths >= limit).sum()), len(lengths), f"the most tokens that are allowed, {limit:,}", "has", "have")
     said = f"Median {number(float(middle))}, 99th percentile {number(float(most))} tokens. {cut}{of_sample(rows, len(counted))}"
     found = histogram(lengths, whole=True)
     return bars_of("Tokens a text", found, x_label="tokens", y_label="texts", summary=said, unit="tokens", whole=True)
+
+
+def _cut(count: int, total: int, what: str, one: str, many: str) -> str:
+    if not count:
+        return f"No text {one} {what}."
+    return f"{plural(count, 'text')} {one if count == 1 else many} {what} ({percent(count, total)})."
 
 
 def _text_lengths(worded: Bank) -> Plot:

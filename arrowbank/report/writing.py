@@ -26,7 +26,7 @@ from arrowbank.report.markup import Markup, join, tag
 from arrowbank.report.page import Page, facts_list
 from arrowbank.report.scales import plural
 from arrowbank.report.section import Section, Story, paragraph, plots
-from arrowbank.report.subject import Subject, open_subject
+from arrowbank.report.subject import IN2, Subject, open_subject
 from arrowbank.report.vectors import tell_texts
 
 MAX_POINTS, MAX_NEIGHBOURS = 5000, 20  # so that a page stays one that opens on a phone
@@ -96,10 +96,10 @@ def write_report(
     if audit is not None:
         sections.append(audit_section(audit))
     sections += _common(subject, proofs, story)
+    name = ", ".join(subject.banks) if len(subject.banks) > 1 and subject.kind == IN2 else subject.folder.resolve().name
     page = Page(
-        title=subject.folder.resolve().name if subject.banks else subject.folder.resolve().name.removesuffix(".heal"),
+        title=name,
         what=WORDS.get(subject.kind, subject.kind),
-        name=subject.folder.resolve().name,
         subtitle=_subtitle(subject),
         tiles=[*story.tiles, *_tiles(subject, proofs)],
         sections=sections,
