@@ -186,7 +186,7 @@ def _unsure(masses: Mapping[str, Floats]) -> Plot:
         "Entropy of the draft's next token",
         list(masses),
         spread,
-        x_label="nats: median, and 10th to 90th percentile; the rest as one token",
-        summary=f"Medians: {said} nats.",
+        x_label="nats: median, and 10th to 90th percentile",
+        summary=f"Medians: {said} nats; what is not kept counts as one token.",
         log=False,
     )
