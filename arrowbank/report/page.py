@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from arrowbank import __version__
+from arrowbank.bank.cards import plain
 from arrowbank.report.markup import Markup, data_script, tag
 from arrowbank.report.scales import number
 from arrowbank.report.section import Section
@@ -99,13 +100,7 @@ def facts_list(facts: Mapping[str, object]) -> Markup:
     """Facts as name and value."""
     parts = []
     for name, value in facts.items():
-        shown = (
-            value
-            if isinstance(value, Markup)
-            else number(value)
-            if isinstance(value, int | float) and not isinstance(value, bool)
-            else str(value)
-        )
+        shown = value if isinstance(value, Markup) else number(value) if isinstance(value, float) else plain(value)
         parts += [tag("dt", None, name), tag("dd", None, shown)]
     return tag("dl", None, *parts)
 

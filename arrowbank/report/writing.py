@@ -178,7 +178,6 @@ def _facts(name: str, bank: Bank, *, single: bool) -> Markup:
     described = describe_bank(bank.manifest)
     facts: dict[str, Any] = {
         **described.facts,
-        "rows": len(bank),
         "format": bank.manifest["format"],
         "plan digest": tag("code", None, bank.plan_digest),
     }
