@@ -205,6 +205,7 @@ def assert_shown(page: Any, bank: FeatureBank, row: int) -> None:
 
 def click_point(page: Any, index: int) -> None:
     """Click the middle of a point, as a hand does."""
+    page.locator("#map-svg").scroll_into_view_if_needed()
     box = page.locator("#map-points circle").nth(index).bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
@@ -237,7 +238,7 @@ def test_a_click_shows_a_text_and_its_nearest_of_the_whole_bank(
         button.click()
         assert_shown(page, bank, row)
         before = int(sample[lonely_points(page)[3]])
-        page.get_by_role("button", name="Back").click()
+        page.get_by_role("button", name="Back", exact=True).click()
         assert_shown(page, bank, before)
         others = page.locator("#map-panel div.near").evaluate_all("all => all.map(one => Number(one.dataset.row))")
         assert not set(others) & set(sample.tolist())
@@ -267,7 +268,7 @@ def test_points_are_coloured_by_kind_or_by_source_and_found_by_their_text(
     with opened(browser, page_of("built")) as desk:
         page = desk.page
         for name in ("kind", "source"):
-            page.get_by_label(f"by {name}").check()
+            page.get_by_role("radio", name=f"by {name}").check()
             groups = page.locator("#map-legend li").all_text_contents()
             classes = page.locator("#map-points circle").evaluate_all(
                 "all => all.map(one => Number(one.classList[1].slice(1)))"
@@ -385,7 +386,7 @@ def test_what_is_no_page_is_refused(built: Path, kinds: dict[str, list[Path]], t
     for banks, error, words in (
         ([tmp_path / "unfinished"], IncompleteBank, "not committed"),
         ([tmp_path / "absent"], InputError, "no such folder"),
-        ([built / "features", built / "features"], InputError, "several banks on one page must be IN2 arms"),
+        ([built / "features", kinds["trunk"][0]], InputError, "several banks on one page must be IN2 arms"),
         ([*kinds["arms"], kinds["arms"][0]], InputError, "given twice"),
         ([], InputError, "no bank is given"),
     ):

@@ -65,6 +65,8 @@ def open_subject(folders: Sequence[str | Path]) -> Subject:
 
 def _arms(paths: Sequence[Path]) -> Subject:
     banks: dict[str, Bank] = {}
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError(f"{', '.join(map(str, paths))}: a bank is given twice. Give each once.")
     for path in paths:
         bank = open_bank(path)
         if bank.kind != IN2:
@@ -73,8 +75,6 @@ def _arms(paths: Sequence[Path]) -> Subject:
             )
         name = path.resolve().name
         banks[name if name not in banks else str(path)] = bank
-    if len(banks) < len(paths):
-        raise InputError(f"{', '.join(map(str, paths))}: an arm is given twice. Give each once.")
     return Subject(paths[0], banks)
 
 
