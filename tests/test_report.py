@@ -296,7 +296,7 @@ def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp
     }
     rows = [{"kind": HOSTILE[0], "source": HOSTILE[1], "against": "eval", "texts": 100, "exact": 3, "near": 4}]
     audit = tmp_path / "audit.json"
-    audit.write_text(json.dumps({"threshold": 0.95, "max_shared": None, "rows": rows, "examples": [hostile]}))
+    audit.write_text(json.dumps({"threshold": 0.95, "max_shared": 6, "rows": rows, "examples": [hostile]}))
     write_report(ReportConfig(audit=audit), [built], tmp_path / "page.html")
     with opened(browser, tmp_path / "page.html") as desk:
         page = desk.page
@@ -314,6 +314,7 @@ def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp
         section = page.locator("section#audit")
         assert section.locator("td", has_text=HOSTILE[0]).count() >= 2
         assert "7.0 %" in section.text_content()
+        assert "✗ at most 6 may be shared" in section.text_content()
         assert page.evaluate("window.pwned") is None
         assert page.locator("img").count() == 0
         assert page.locator("script").count() == 2
@@ -393,8 +394,9 @@ def test_what_is_no_page_is_refused(built: Path, kinds: dict[str, list[Path]], t
     ):
         with pytest.raises(error, match=words):
             write_report(ReportConfig(), banks, tmp_path / "page.html")
-    with pytest.raises(InputError, match="a folder, expected the name of a file"):
-        write_report(ReportConfig(), [built], tmp_path)
+    for out in (tmp_path, built / "features" / "manifest.json"):
+        with pytest.raises(InputError, match=r"expected a file that ends in \.html"):
+            write_report(ReportConfig(), [built], out)
     shutil.copytree(kinds["a healing"][0], tmp_path / "half.heal")
     (tmp_path / "half.heal" / "report.json").unlink()
     with pytest.raises(IncompleteBank, match="not done"):

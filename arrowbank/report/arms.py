@@ -22,6 +22,7 @@ from arrowbank.report.section import Section, Story, paragraph, plots, table
 TRIPLES = 1_000_000  # looked at, an arm
 PLACES = {"needle_start": "Needles", "probe_start": "Probes"}
 DISTANCE = "distance"
+NOTHING = "Arm a has no needles and no probes: it is plain filler, the control for drift."
 QUANTILES = 120  # of a curve
 MATCHED = ("T", "examples", "K", "key_len", "val_len", "alphabet", "d_min", "decoys", "seed", "split", "vocab")
 
@@ -42,23 +43,15 @@ def tell_arms(banks: Mapping[str, Bank]) -> Story:
     found = [_places(column, looked, length) for column in PLACES]
     drawn = [plot for plot in (*found, _distances(looked, length)) if plot is not None]
     lead = "Arms that match have the same probes; only the distance to the needle differs." if len(banks) > 1 else ""
-    first = next(iter(banks.values())).manifest
-    total = sum(int(bank.manifest["triples"]) for bank in banks.values())
+    arms = [str(bank.manifest["arm"]) for bank in banks.values()]
     tiles = [
         (f"{sum(map(len, banks.values())):,}", "examples"),
         (f"{length:,}", "tokens each"),
-        (f"{total:,}", "triples"),
-        (", ".join(str(bank.manifest["arm"]) for bank in banks.values()), "arm" if len(banks) == 1 else "arms"),
+        (f"{sum(int(bank.manifest['triples']) for bank in banks.values()):,}", "triples"),
+        (", ".join(arms), "arm" if len(arms) == 1 else "arms"),
     ]
-    sections = [Section("Where facts lie", [plots(*drawn)] if drawn else [_nothing()], lead, "Places")]
-    sections.append(Section("Options", [_options(labels, banks)], short="Options"))
-    if len(banks) == 1:
-        tiles[3] = (str(first["arm"]), "arm")
-    return Story(tiles, sections)
-
-
-def _nothing() -> Markup:
-    return paragraph("Arm a has no needles and no probes: it is plain filler, the control for drift.")
+    places = Section("Where facts lie", [plots(*drawn) if drawn else paragraph(NOTHING)], lead, "Places")
+    return Story(tiles, [places, Section("Options", [_options(labels, banks)], short="Options")])
 
 
 def _look(bank: Bank) -> Looked:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from arrowbank.errors import InputError
+from arrowbank.report.integrity import verdict
 from arrowbank.report.markup import tag
 from arrowbank.report.scales import number, percent
 from arrowbank.report.section import Section, table
@@ -62,14 +63,15 @@ def read_audit(path: str | Path) -> Audit:
 def audit_section(audit: Audit) -> Section:
     """The counts, and the nearest pairs."""
     found = sum(row.exact + row.near for row in audit.rows)
-    bound = "" if audit.max_shared is None else f" At most {audit.max_shared:,} were allowed."
-    lead = f"{number(found)} texts are in both of two sources, the same or with a cosine of at least {number(audit.threshold)}.{bound}"
+    lead = f"{number(found)} texts are in both of two sources, the same or with a cosine of at least {number(audit.threshold)}."
     rows = [
         (row.kind, row.source, row.against, row.texts, row.exact, row.near, percent(row.exact + row.near, row.texts))
         for row in audit.rows
     ]
     columns = ("kind", "source", "against", "texts", "the same", "near", "share")
     parts = [table(columns, rows, "texts shared between sources")]
+    if audit.max_shared is not None:
+        parts.append(tag("p", None, verdict(found <= audit.max_shared, f"at most {audit.max_shared:,} may be shared")))
     if audit.examples:
         first = sorted(audit.examples, key=lambda example: -example.cosine)[:EXAMPLES]
         cells: list[Any] = [

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.columns import nested_lists
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.report.frame import Plot
-from arrowbank.report.hidden import norm_plot
+from arrowbank.report.hidden import norm_plot, rows_to_read
 from arrowbank.report.markup import Markup
 from arrowbank.report.plots import Series, bars_of, histogram, lines, ranges
-from arrowbank.report.sampling import names, of_sample, spread_rows, take
+from arrowbank.report.sampling import names, of_sample, sampled_lists, sampled_norms, spread_rows, take
 from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, Story, plots, table
 
@@ -122,19 +121,16 @@ def _by_set(bank: TrunkBank, probs: Floats, tails: Floats, sets: Sequence[str]) 
 def tell_drafts(bank: Bank) -> Story:
     """Before and after: how sure the draft is at every chain step, and the norms of what it was fed."""
     chain, kept = int(bank.manifest["chain"]), int(bank.manifest["kept"])
-    rows = spread_rows(len(bank), ROWS)
-    found = take(bank, ["when", *(f"{name}_{step}" for step in range(1, chain + 1) for name in ("topk_probs", "hidden"))], rows)
-    when = names(found, "when")
+    rows = rows_to_read(len(bank), chain * int(bank.manifest["hidden_size"]))
+    when = np.array(names(take(bank, ["when"], rows), "when"))
     masses: dict[str, Floats] = {}
     norms: dict[str, npt.NDArray[np.float32]] = {}
-    for at in dict.fromkeys(when):
-        mine = found.filter([one == at for one in when])
+    for at in dict.fromkeys(when.tolist()):
+        mine = rows[when == at]
         for step in range(1, chain + 1):
-            probs, _ = nested_lists(mine.column(f"topk_probs_{step}").combine_chunks())
-            hidden, _ = nested_lists(mine.column(f"hidden_{step}").combine_chunks())
-            name = f"{at}, step {step}"
-            masses[name] = probs[spread_rows(len(probs), ROWS * TOKENS)].astype(np.float64)
-            norms[name] = np.linalg.norm(hidden[spread_rows(len(hidden), ROWS * TOKENS)].astype(np.float32), axis=1)
+            probs = np.concatenate(list(sampled_lists(bank, f"topk_probs_{step}", mine, TOKENS)))
+            masses[f"{at}, step {step}"] = probs.astype(np.float64)
+            norms[f"{at}, step {step}"] = sampled_norms(bank, f"hidden_{step}", mine, TOKENS)
     tiles = [
         (f"{bank.manifest['windows']:,}", "windows"),
         (str(chain), "chain steps"),

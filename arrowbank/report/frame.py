@@ -76,9 +76,7 @@ class Plot:
     table: Table
     legend: Sequence[str] = ()
     mark: str = "line"
-    width: int = WIDTH
     height: int = HEIGHT
-    wide: bool = False
 
     def figure(self) -> Markup:
         """The figure for a page."""
@@ -86,7 +84,7 @@ class Plot:
         svg = tag(
             "svg",
             {
-                "viewBox": f"0 0 {self.width} {self.height}",
+                "viewBox": f"0 0 {WIDTH} {self.height}",
                 "role": "img",
                 "aria-labelledby": f"{identity}t {identity}d",
             },
@@ -96,7 +94,7 @@ class Plot:
         )
         return tag(
             "figure",
-            {"class": "plot wide" if self.wide else "plot"},
+            {"class": "plot"},
             tag("figcaption", None, tag("h3", None, self.title), tag("p", None, self.summary), legend(self.legend, self.mark)),
             svg,
             tag("details", None, tag("summary", None, "Data"), self.table.markup(self.title)),

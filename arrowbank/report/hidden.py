@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.columns import nested_lists
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.floats import float32_of
 from arrowbank.bank.reader import Bank
@@ -15,12 +14,12 @@ from arrowbank.bank.targets import TargetBank
 from arrowbank.report.frame import Plot
 from arrowbank.report.markup import Markup
 from arrowbank.report.plots import bars_of, histogram, ranges
-from arrowbank.report.sampling import SOME_ROWS, numbers, of_sample, spread_rows, take
+from arrowbank.report.sampling import SOME_ROWS, numbers, of_sample, sampled_norms, spread_rows, take
 from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, Story, plots, table
 
 ROWS, TOKENS = 256, 64  # looked at, and of each so many tokens
-VALUES = 1 << 27  # read at most, whatever the width
+VALUES = 1 << 26  # read at most, whatever the width
 PERCENTILES = (1, 50, 99)
 
 
@@ -28,7 +27,7 @@ def tell_targets(bank: TargetBank) -> Story:
     """Norms by layer, what is not finite, the loss mask, lengths, and what each layer takes on disk."""
     facts, counts = bank.facts, bank.manifest["counts"]
     layers = [*(f"layer {name}" for name in facts.layer_names), "last"]
-    rows = _rows(len(bank), facts.hidden_size * len(layers))
+    rows = rows_to_read(len(bank), facts.hidden_size * len(layers))
     norms, bad = _states(bank, rows)
     lengths = bank.lengths[spread_rows(len(bank), SOME_ROWS)]
     tiles = [
@@ -51,13 +50,8 @@ def tell_taps(bank: Bank) -> Story:
     """Norms of each tapped layer."""
     ids = bank.manifest["layers"]
     layers = ["embeddings" if layer < 0 else f"layer {layer}" for layer in ids]
-    rows = _rows(len(bank), bank.manifest["hidden_size"] * len(ids))
-    columns = [f"layer_{layer}" for layer in ids]
-    found = take(bank, columns, rows)
-    norms = []
-    for column in columns:
-        values, _ = nested_lists(found.column(column).combine_chunks())
-        norms.append(np.linalg.norm(values[spread_rows(len(values), ROWS * TOKENS)].astype(np.float32), axis=1))
+    rows = rows_to_read(len(bank), bank.manifest["hidden_size"] * len(ids))
+    norms = [sampled_norms(bank, f"layer_{layer}", rows, TOKENS) for layer in ids]
     lengths = numbers(take(bank, ["length"], spread_rows(len(bank), SOME_ROWS)), "length")
     tiles = [
         (f"{len(bank):,}", "held-out windows"),
@@ -85,7 +79,7 @@ def norm_plot(layers: Sequence[str], norms: Sequence[npt.NDArray[np.float32]], t
     )
 
 
-def _rows(total: int, width: int) -> npt.NDArray[np.int64]:
+def rows_to_read(total: int, width: int) -> npt.NDArray[np.int64]:
     """As many rows as a page may read, for tokens of `width` numbers."""
     return spread_rows(total, max(1, min(ROWS, VALUES // max(1, width * TOKENS))))
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.columns import Rows, number_column
+from arrowbank.bank.columns import Rows, nested_lists, number_column
 from arrowbank.bank.reader import Bank
 from arrowbank.report.scales import plural
 
 SOME_ROWS = 200_000  # of numbers and names
+TEXT_ROWS = 50_000
 FEW_ROWS = 20_000  # of vectors
 
 
@@ -31,6 +33,21 @@ def take(bank: Bank, columns: Sequence[str], rows: Rows) -> pa.Table:
         pieces.append(bank.shard(shard).select(list(columns)).take(number_column(local)))
     schema = bank.shard(0).select(list(columns)).schema
     return pa.Table.from_batches(pieces, schema)
+
+
+def sampled_lists(bank: Bank, column: str, rows: Rows, tokens: int) -> Iterator[npt.NDArray[Any]]:
+    """For each of `rows` at most `tokens` of the vectors in its list, [n, W]. Nothing but these is read from the disk."""
+    for row in rows.tolist():
+        (piece,) = bank.slice(row, row + 1, [column]).column(column).chunks
+        values, _ = nested_lists(piece)
+        yield values[spread_rows(len(values), tokens)]
+
+
+def sampled_norms(bank: Bank, column: str, rows: Rows, tokens: int) -> npt.NDArray[np.float32]:
+    """The L2 norms of these vectors, [all n]."""
+    found = [np.linalg.norm(values.astype(np.float32), axis=1) for values in sampled_lists(bank, column, rows, tokens)]
+    norms: npt.NDArray[np.float32] = np.concatenate(found)
+    return norms
 
 
 def numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:

@@ -15,7 +15,7 @@ from arrowbank.report.atlas import make_atlas, map_section
 from arrowbank.report.frame import Plot
 from arrowbank.report.markup import Markup, tag
 from arrowbank.report.plots import bars_of, histogram, shares
-from arrowbank.report.sampling import FEW_ROWS, SOME_ROWS, names, numbers, of_sample, spread_rows, take
+from arrowbank.report.sampling import FEW_ROWS, SOME_ROWS, TEXT_ROWS, names, numbers, of_sample, spread_rows, take
 from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, Story, plots, table
 from arrowbank.report.subject import Subject
@@ -88,7 +88,7 @@ def _cut(count: int, total: int, what: str, one: str, many: str) -> str:
 
 
 def _text_lengths(worded: Bank) -> Plot:
-    rows = spread_rows(len(worded), SOME_ROWS)
+    rows = spread_rows(len(worded), TEXT_ROWS)
     lengths = np.array(pc.utf8_length(take(worded, ["text"], rows).column("text")).to_pylist(), np.float64)
     low, middle, most = np.percentile(lengths, [1, 50, 99])
     said = (

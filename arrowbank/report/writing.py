@@ -9,7 +9,7 @@ from typing import Any
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check
-from arrowbank.bank.files import human_bytes, publish_bytes
+from arrowbank.bank.files import explained, human_bytes, publish_bytes
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
@@ -86,8 +86,9 @@ def write_report(
     CorruptBank (files missing or cut), DiskFull.
     """
     out = Path(out)
-    if out.is_dir():
-        raise InputError(f"{out}: a folder, expected the name of a file. Give one such as report.html.")
+    if out.is_dir() or out.suffix not in (".html", ".htm"):
+        what = "a folder" if out.is_dir() else "no name of a page"
+        raise InputError(f"{out}: {what}, expected a file that ends in .html. Give one such as report.html.")
     audit = None if config.audit is None else read_audit(config.audit)
     subject = open_subject(banks)
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
@@ -105,7 +106,8 @@ def write_report(
         sections=sections,
         data=story.data,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     publish_bytes(out, page.html())
     return [check for proof in proofs.values() for check in proof.checks]
 
