@@ -314,7 +314,7 @@ def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp
         section = page.locator("section#audit")
         assert section.locator("td", has_text=HOSTILE[0]).count() >= 2
         assert "7.0 %" in section.text_content()
-        assert "✗ at most 6 may be shared" in section.text_content()
+        assert "✗ 7 shared, 6 allowed" in section.text_content()
         assert page.evaluate("window.pwned") is None
         assert page.locator("img").count() == 0
         assert page.locator("script").count() == 2
@@ -380,6 +380,28 @@ def test_a_damaged_file_is_named_and_the_exit_code_says_so(
     rows = re.findall(r"<tr>.*?</tr>", page.read_text("utf-8"))
     assert [re.findall(r"data-\d+\.arrow", row) for row in rows if "✗ bytes differ" in row] == [["data-00001.arrow"]]
     assert sum("✓ sha256" in row for row in rows) >= 4
+    assert 'id="map-data"' not in page.read_text("utf-8")
+
+
+def test_a_healings_files_are_looked_for_and_hashed(kinds: dict[str, list[Path]], tmp_path: Path) -> None:
+    (folder,) = kinds["a healing"]
+    page = tmp_path / "page.html"
+    (check,) = write_report(ReportConfig(verify=True), [folder], page)
+    assert (check.ok, check.detail) == (True, "sha256")
+    assert json.loads((folder / "report.json").read_text())["plan"] in page.read_text("utf-8")
+    moved = tmp_path / "moved"  # both together, under another folder
+    shutil.copytree(folder, moved / "healed.heal")
+    report = json.loads((folder / "report.json").read_text())
+    report["files"][0]["folder"] = "elsewhere/healed"
+    (moved / "healed.heal" / "report.json").write_text(json.dumps(report))
+    assert not write_report(ReportConfig(), [moved / "healed.heal"], page)[0].ok
+    shutil.copytree(folder.with_name("healed"), moved / "healed")
+    assert write_report(ReportConfig(verify=True), [moved / "healed"], page)[0].ok
+    with (moved / "healed" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    (check,) = write_report(ReportConfig(verify=True), [moved / "healed"], page)
+    assert check.detail == "bytes differ in model.safetensors"
 
 
 def test_what_is_no_page_is_refused(built: Path, kinds: dict[str, list[Path]], tmp_path: Path) -> None:

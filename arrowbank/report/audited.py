@@ -71,7 +71,7 @@ def audit_section(audit: Audit) -> Section:
     columns = ("kind", "source", "against", "texts", "the same", "near", "share")
     parts = [table(columns, rows, "texts shared between sources")]
     if audit.max_shared is not None:
-        parts.append(tag("p", None, verdict(found <= audit.max_shared, f"at most {audit.max_shared:,} may be shared")))
+        parts.append(tag("p", None, verdict(found <= audit.max_shared, f"{found:,} shared, {audit.max_shared:,} allowed")))
     if audit.examples:
         first = sorted(audit.examples, key=lambda example: -example.cosine)[:EXAMPLES]
         cells: list[Any] = [

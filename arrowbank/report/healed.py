@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arrowbank.bank.files import human_bytes
+from arrowbank.bank.checks import Check, found_wrong
+from arrowbank.bank.files import human_bytes, sha256_of
 from arrowbank.bank.manifest import read_json
 from arrowbank.report.frame import Plot
+from arrowbank.report.integrity import verdict
 from arrowbank.report.markup import Markup, tag
 from arrowbank.report.plots import Series, lines
 from arrowbank.report.scales import number
-from arrowbank.report.section import Section, Story, plots, table
+from arrowbank.report.section import Section, Story, code_block, facts_list, plots, table
 from arrowbank.report.subject import HEAL_REPORT
 
 TRACE = "trace.jsonl"
@@ -34,10 +36,14 @@ OPTIONS = (
     "tokens",
 )
 MOST_POINTS = 200
+OPENING = (
+    "from transformers import AutoModelForCausalLM\n\n"
+    'trunk = AutoModelForCausalLM.from_pretrained("path/to/this/checkpoint")  # a server reads the draft beside it'
+)
 
 
-def tell_healing(folder: Path) -> Story:
-    """The story of an OUT.heal."""
+def tell_healing(folder: Path, *, full: bool) -> Story:
+    """The story of an OUT.heal. `full`: the checkpoints' files are hashed, else only looked for."""
     report: dict[str, Any] = read_json(folder / HEAL_REPORT)
     before, after = report["before"], report["after"]
     tiles = [
@@ -52,9 +58,31 @@ def tell_healing(folder: Path) -> Story:
     sections = [Section("Acceptance", [plots(*drawn), _scores(report)], lead, "Acceptance")]
     if trace := _trace(folder / TRACE):
         sections.append(Section("The way there", [plots(*_trace_plots(trace))], short="Trace"))
-    sections.append(Section("Files", [_files(report)], "Each was opened again and measured as it is stored.", "Files"))
+    found = [_checkpoint(one, folder.parent, full=full) for one in report["files"]]
     facts = {name.replace("_", " "): report[name] for name in OPTIONS if report.get(name) is not None}
-    return Story(tiles, sections, facts=facts)
+    facts["plan digest"] = tag("code", None, report["plan"])
+    how = "hashed again, just now" if full else "looked for, not hashed (--verify does that)"
+    sections += [
+        Section("What it is", [facts_list(facts)], short="Facts"),
+        Section("How to open it", [code_block(OPENING)], short="Open it"),
+        Section(
+            "Files", [_files(report, found)], f"Each was opened again and measured as it is stored; they were {how}.", "Files"
+        ),
+    ]
+    return Story(tiles, sections, checks=found)
+
+
+def _checkpoint(one: Mapping[str, Any], beside: Path, *, full: bool) -> Check:
+    """Whether a checkpoint's files are there, where they were written or beside the report, and (`full`) are what was written."""
+    written = Path(one["folder"])
+    place = written if written.exists() else beside / written.name
+    missing = [name for name in one["sha256"] if not (place / name).is_file()]
+    if missing:
+        return Check(written.name, False, f"not there: {', '.join(missing)}")
+    if not full:
+        return Check(written.name, True, "there")
+    wrong = [name for name, sha256 in one["sha256"].items() if sha256_of(place / name) != sha256]
+    return found_wrong(written.name, wrong, "sha256", "bytes differ in")
 
 
 def _rates(title: str, before: Mapping[str, Any], after: Mapping[str, Any], control: Mapping[str, Any] | None) -> Plot:
@@ -103,18 +131,20 @@ def _scores(report: Mapping[str, Any]) -> Markup:
     return table(columns, rows, "acceptance by chain step")
 
 
-def _files(report: Mapping[str, Any]) -> Markup:
+def _files(report: Mapping[str, Any], found: Sequence[Check]) -> Markup:
     rows = [
         (
-            tag("code", None, Path(one["folder"]).name),
+            tag("code", None, check.name),
             one["codec"],
             human_bytes(one["draft_bytes"]),
             one["accepted"]["score"],
             tag("code", None, ", ".join(f"{name} {sha256[:12]}" for name, sha256 in one["sha256"].items())),
+            verdict(check.ok, check.detail),
         )
-        for one in report["files"]
+        for one, check in zip(report["files"], found, strict=True)
     ]
-    return table(("checkpoint", "codec", "draft", "drafts a round as stored", "sha256"), rows, "files that were written")
+    columns = ("checkpoint", "codec", "draft", "drafts a round as stored", "sha256", "integrity")
+    return table(columns, rows, "files that were written")
 
 
 def _trace(path: Path) -> list[dict[str, Any]]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
 from arrowbank import __version__
-from arrowbank.bank.cards import plain
 from arrowbank.report.markup import Markup, data_script, tag
-from arrowbank.report.scales import number
 from arrowbank.report.section import Section
 
 
@@ -94,15 +92,6 @@ class Page:
                 for one in self.sections
             ),
         )
-
-
-def facts_list(facts: Mapping[str, object]) -> Markup:
-    """Facts as name and value."""
-    parts = []
-    for name, value in facts.items():
-        shown = value if isinstance(value, Markup) else number(value) if isinstance(value, float) else plain(value)
-        parts += [tag("dt", None, name), tag("dd", None, shown)]
-    return tag("dl", None, *parts)
 
 
 def _anchor(section: Section) -> str:

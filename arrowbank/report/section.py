@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from arrowbank.bank.cards import plain
+from arrowbank.bank.checks import Check
 from arrowbank.report.frame import Plot, Table
 from arrowbank.report.markup import Markup, tag
+from arrowbank.report.scales import number
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,13 @@ class Section:
 class Story:
     """What a kind of bank has to say: the numbers to see first (value, what it is), and sections.
 
-    `failed` are checks that did not pass. `data` is for the page's script, where a section has something to click on.
+    `data` is for the page's script, where a section has something to click on; `checks` are those that it has run itself.
     """
 
     tiles: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     data: object = None
-    facts: dict[str, object] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
 
 
 def plots(*drawn: Plot | None) -> Markup:
@@ -44,3 +47,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 def paragraph(text: str) -> Markup:
     return tag("p", None, text)
+
+
+def code_block(code: str) -> Markup:
+    """Lines of Python."""
+    return tag("pre", {"tabindex": "0"}, tag("code", None, code))
+
+
+def facts_list(facts: Mapping[str, object]) -> Markup:
+    """Facts as name and value."""
+    parts = []
+    for name, value in facts.items():
+        shown = value if isinstance(value, Markup) else number(value) if isinstance(value, float) else plain(value)
+        parts += [tag("dt", None, name), tag("dd", None, shown)]
+    return tag("dl", None, *parts)

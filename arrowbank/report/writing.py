@@ -23,9 +23,9 @@ from arrowbank.report.healed import tell_healing
 from arrowbank.report.hidden import tell_taps, tell_targets
 from arrowbank.report.integrity import Proof, files_of, prove
 from arrowbank.report.markup import Markup, join, tag
-from arrowbank.report.page import Page, facts_list
+from arrowbank.report.page import Page
 from arrowbank.report.scales import plural
-from arrowbank.report.section import Section, Story, paragraph, plots
+from arrowbank.report.section import Section, Story, code_block, facts_list, paragraph, plots
 from arrowbank.report.subject import IN2, Subject, open_subject
 from arrowbank.report.vectors import tell_texts
 
@@ -92,11 +92,13 @@ def write_report(
     audit = None if config.audit is None else read_audit(config.audit)
     subject = open_subject(banks)
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
-    story = _story(subject, config, progress)
+    damaged = any(proof.damaged for proof in proofs.values())
+    story = _damaged(subject) if damaged else _story(subject, config, progress)
     sections = [*story.sections]
     if audit is not None:
         sections.append(audit_section(audit))
-    sections += _common(subject, proofs, story)
+    if subject.banks:
+        sections += _common(subject, proofs)
     name = ", ".join(subject.banks) if len(subject.banks) > 1 and subject.kind == IN2 else subject.folder.resolve().name
     page = Page(
         title=name,
@@ -109,13 +111,13 @@ def write_report(
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     publish_bytes(out, page.html())
-    return [check for proof in proofs.values() for check in proof.checks]
+    return [*story.checks, *(check for proof in proofs.values() for check in proof.checks)]
 
 
 def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
     """What this kind of bank has to say for itself."""
     if not subject.banks:
-        return tell_healing(subject.folder)
+        return tell_healing(subject.folder, full=config.verify)
     main, kind = subject.main, subject.kind
     if isinstance(main, TargetBank):
         return tell_targets(main)
@@ -131,6 +133,12 @@ def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
     if kind not in tellers:
         raise InputError(f"{subject.folder}: a bank of {kind}, of which there is no page. Use arrowbank info.")
     return tellers[kind](main)
+
+
+def _damaged(subject: Subject) -> Story:
+    """Of a bank with a damaged file nothing is shown that would have to be read from it."""
+    words = "A file is not the one that was committed, so nothing of what it holds is shown. It is named below."
+    return Story([(f"{len(subject.main):,}", "rows")], [Section("Damaged", [paragraph(words)])])
 
 
 def _subtitle(subject: Subject) -> str:
@@ -149,16 +157,14 @@ def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
     return [(human_bytes(size), f"in {plural(shards, 'shard')}"), ("✓" if good else "✗", next(iter(proofs.values())).words)]
 
 
-def _common(subject: Subject, proofs: dict[str, Proof], story: Story) -> list[Section]:
-    """What every page has: facts, how to open it, files and checks, how fast it was built."""
-    if not subject.banks:
-        return [Section("What it is", [facts_list(story.facts)], short="Facts")]
+def _common(subject: Subject, proofs: dict[str, Proof]) -> list[Section]:
+    """What every bank's page has: facts, how to open it, files and checks, how fast it was built."""
     single = len(subject.banks) == 1
     facts, opening, paces, left = [], [], [], []
     for name, bank in subject.banks.items():
         facts.append(_facts(name, bank, single=single))
         opening += [] if single else [tag("h3", None, name)]
-        opening.append(tag("pre", {"tabindex": "0"}, tag("code", None, describe_bank(bank.manifest).snippet)))
+        opening.append(code_block(describe_bank(bank.manifest).snippet))
         drawn = pace_plots(name, bank, UNITS.get(bank.kind, "texts"))
         paces += drawn
         left += [] if drawn else [paragraph(one_step(bank) if single else f"{name}: {one_step(bank)}")]
