@@ -20,7 +20,7 @@ from arrowbank.report.build import read_pace
 from arrowbank.report.drafts import entropy
 from arrowbank.report.frame import Table
 from arrowbank.report.markup import Markup, data_script, escape, tag
-from arrowbank.report.plots import histogram
+from arrowbank.report.plots import histogram, shares
 from arrowbank.report.sampling import spread_rows
 from arrowbank.report.scales import Scale, labels, log_ticks, number, percent, ticks
 from arrowbank.report.writing import ReportConfig
@@ -192,3 +192,11 @@ def test_a_file_that_is_no_audit_is_refused(tmp_path: Path) -> None:
         read_audit(tmp_path / "audit.json")
     with pytest.raises(InputError, match="cannot be read"):
         read_audit(tmp_path / "absent.json")
+
+
+def test_of_very_many_names_the_smallest_are_one_bar() -> None:
+    plot = shares("Sources", {f"<{number}>": 100 - number for number in range(100)}, x_label="texts", summary="Many.")
+    names = [row[0] for row in plot.table.rows]
+    assert (len(names), names[0], names[-1]) == (20, "<0>", "81 others")
+    assert sum(row[1] for row in plot.table.rows) == sum(range(1, 101))  # type: ignore[misc]
+    assert "<0>" not in plot.figure()

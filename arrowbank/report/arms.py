@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from arrowbank.bank.reader import Bank
 from arrowbank.report.frame import Plot
 from arrowbank.report.markup import Markup
 from arrowbank.report.plots import Histogram, Series, histogram, lines, outlines, rails, shares
-from arrowbank.report.sampling import SOME_ROWS, names, numbers, spread_rows, take
+from arrowbank.report.sampling import SOME_ROWS, names, numbers, of_sample, spread_rows, take
 from arrowbank.report.scales import number, plural
 from arrowbank.report.section import Section, Story, paragraph, plots, table
 
@@ -27,12 +26,7 @@ QUANTILES = 120  # of a curve
 MATCHED = ("T", "examples", "K", "key_len", "val_len", "alphabet", "d_min", "decoys", "seed", "split", "vocab")
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What was read of an arm: flat values by column, and the number of examples that they are of."""
-
-    values: dict[str, npt.NDArray[np.int32]]
-    examples: int
+Looked = dict[str, npt.NDArray[np.int32]]  # flat values by column
 
 
 def tell_arms(banks: Mapping[str, Bank]) -> Story:
@@ -43,6 +37,8 @@ def tell_arms(banks: Mapping[str, Bank]) -> Story:
     found = [_places(column, looked, length) for column in PLACES]
     drawn = [plot for plot in (*found, _distances(looked, length)) if plot is not None]
     lead = "Arms that match have the same probes; only the distance to the needle differs." if len(banks) > 1 else ""
+    first = next(iter(banks.values()))
+    lead = f"{lead}{of_sample(_rows(first), len(first), 'example')}".strip()
     arms = [str(bank.manifest["arm"]) for bank in banks.values()]
     tiles = [
         (f"{sum(map(len, banks.values())):,}", "examples"),
@@ -54,23 +50,25 @@ def tell_arms(banks: Mapping[str, Bank]) -> Story:
     return Story(tiles, [places, Section("Options", [_options(labels, banks)], short="Options")])
 
 
+def _rows(bank: Bank) -> npt.NDArray[np.int64]:
+    """The examples that are looked at."""
+    return spread_rows(len(bank), max(1, TRIPLES // max(1, int(bank.manifest["K"]))))
+
+
 def _look(bank: Bank) -> Looked:
-    triples = max(1, int(bank.manifest["K"]))
-    rows = spread_rows(len(bank), max(1, TRIPLES // triples))
     columns = [*PLACES, DISTANCE]
-    found = take(bank, columns, rows)
-    values = {name: list_values(found.column(name).combine_chunks())[0] for name in columns}
-    return Looked(values, len(rows))
+    found = take(bank, columns, _rows(bank))
+    return {name: list_values(found.column(name).combine_chunks())[0] for name in columns}
 
 
 def _places(column: str, looked: Mapping[str, Looked], length: int) -> Plot | None:
-    with_some = {label: one for label, one in looked.items() if one.values[column].size}
+    with_some = {label: one for label, one in looked.items() if one[column].size}
     if not with_some:
         return None
     found: dict[str, Histogram] = {
-        label: histogram(one.values[column], span=(0.0, float(length)), bins=40) for label, one in with_some.items()
+        label: histogram(one[column], span=(0.0, float(length)), bins=40) for label, one in with_some.items()
     }
-    said = "; ".join(_said(label, one.values[column]) for label, one in with_some.items())
+    said = "; ".join(_said(label, one[column]) for label, one in with_some.items())
     same = len(found) > 1 and len({one.counts.tobytes() for one in found.values()}) == 1
     said = f"{said}. {'The curves lie on each other.' if same else ''}".strip()
     return outlines(PLACES[column], found, x_label="token of the example", y_label="% of triples", summary=said)
@@ -80,7 +78,7 @@ def _distances(looked: Mapping[str, Looked], length: int) -> Plot | None:
     """How many of the triples are at most so far apart: a curve that an arm of one distance does not spoil for the others."""
     series, said = [], []
     for label, one in looked.items():
-        values = np.sort(one.values[DISTANCE])
+        values = np.sort(one[DISTANCE])
         if values.size:
             at = np.unique(np.linspace(0, values.size - 1, min(values.size, QUANTILES)).astype(int))
             share = np.concatenate([[0.0], (at + 1) / values.size * 100]).repeat(2)[:-1]  # a step up at each distance

@@ -67,10 +67,10 @@ class Neighbours:
     cosines: npt.NDArray[np.float32]
 
 
-def find_neighbours(bank: FeatureBank, rows: Rows, count: int) -> Neighbours:
-    """The `count` nearest other texts of each of `rows` (fewer in a bank that has no more)."""
+def find_neighbours(bank: FeatureBank, rows: Rows, vectors: npt.NDArray[np.float32], count: int) -> Neighbours:
+    """The `count` nearest other texts of each of `rows`, whose vectors are given (fewer in a bank that has no more)."""
     wanted = min(count, len(bank) - 1)
-    near, cosines = nearest(bank, bank.take(rows).astype(np.float32), wanted + 1)
+    near, cosines = nearest(bank, vectors, wanted + 1)
     kept = near != rows[:, None]
     kept[kept.all(axis=1), -1] = False  # of many that are all as near, itself may not be among the first
     shape = (len(rows), wanted)
@@ -124,17 +124,16 @@ class Atlas:
 def make_atlas(bank: FeatureBank, texts: Bank | None, *, points: int, neighbours: int) -> Atlas:
     """Sample, project, find the neighbours, and read the texts that are shown. `texts`, if it is there, knows the sources."""
     rows = spread_rows(len(bank), points)
-    found = find_neighbours(bank, rows, neighbours)
+    vectors = bank.take(rows).astype(np.float32)
+    found = find_neighbours(bank, rows, vectors, neighbours)
     others = np.setdiff1d(found.near, rows)
     every = np.concatenate([rows, others])
     order = np.argsort(every, kind="stable")
     near = order[np.searchsorted(every[order], found.near)]
     table = in_order(bank, ["text", "kind"], every)
-    kinds = grouping("kind", names(table, "kind"), len(rows))
-    groupings = [kinds]
+    groupings = [grouping("kind", names(table, "kind"), len(rows))]
     if texts is not None:
         groupings.append(grouping("source", names(in_order(texts, ["source"], every), "source"), len(rows)))
-    vectors = bank.take(rows).astype(np.float32)
     return Atlas(project(vectors), found, every, names(table, "text"), near, groupings)
 
 

@@ -15,6 +15,7 @@ from arrowbank.report.markup import Markup, join, tag
 from arrowbank.report.scales import number, percent, ticks
 
 BINS = 32
+MOST_NAMES = 20  # of bars
 MOST_MARKS = 24  # of a line: more than that hide it
 Floats = npt.NDArray[np.float64]
 
@@ -236,7 +237,11 @@ def ranges(
 
 
 def shares(title: str, counts: Mapping[str, int], *, x_label: str, summary: str) -> Plot:
-    """A bar a name, with count and share written behind it."""
+    """A bar a name, with count and share written behind it; of very many names the smallest are one."""
+    if len(counts) > MOST_NAMES:
+        largest_first = sorted(counts.items(), key=lambda pair: -pair[1])
+        counts = dict(largest_first[: MOST_NAMES - 1])
+        counts[f"{len(largest_first) - len(counts):,} others"] = sum(count for _, count in largest_first[MOST_NAMES - 1 :])
     total, largest = sum(counts.values()), max(1, *counts.values()) if counts else 1
     names, height = list(counts), max(110, 62 + 26 * len(counts))
     frame = Frame((0, largest * 1.32), (len(names) - 0.4, -0.6), x_label=x_label, names=names, whole_x=True, height=height)

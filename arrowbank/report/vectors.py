@@ -21,6 +21,7 @@ from arrowbank.report.section import Section, Story, plots, table
 from arrowbank.report.subject import Subject
 
 PIECE = 2048  # vectors that are in memory as float32 at a time
+ALWAYS = ("texts_seen", "duplicates")  # said also where they are zero
 COUNTED = {
     "episodes": "episodes read",
     "texts_seen": "texts met",
@@ -47,13 +48,13 @@ def tell_texts(subject: Subject, *, points: int, neighbours: int) -> Story:
             atlas = make_atlas(features, texts, points=points, neighbours=neighbours)
             sections.append(map_section(atlas, len(features)))
             data = atlas.data()
-    if tokens is not None:
-        tiles.append((number(tokens.manifest.get("counts", {}).get("tokens")), "tokens"))
+    if tokens is not None and (counts := tokens.manifest.get("counts")):
+        tiles.append((f"{counts['tokens']:,}", "tokens"))
     sections.append(_lengths(texts, tokens, features))
     sections.append(_origins(texts, main))
     if isinstance(features, FeatureBank):
         sections.append(_norms(features))
-    return Story([tile for tile in tiles if tile[0] != "–"], sections, data)
+    return Story(tiles, sections, data)
 
 
 def _lengths(texts: Bank | None, tokens: Bank | None, features: Bank | None) -> Section:
@@ -115,10 +116,7 @@ def _origins(texts: Bank | None, main: Bank) -> Section:
     if sources := main.manifest.get("sources"):
         parts.append(_source_files(sources))
     if texts is not None and (counts := texts.manifest.get("counts")):
-        rows = [
-            (COUNTED.get(name, name), count) for name, count in counts.items() if count or name in ("duplicates", "texts_seen")
-        ]
-        rows.sort(key=lambda row: list(COUNTED.values()).index(row[0]) if row[0] in COUNTED.values() else len(COUNTED))
+        rows = [(words, counts.get(name, 0)) for name, words in COUNTED.items() if counts.get(name) or name in ALWAYS]
         parts.append(table(("what scan met", "count"), rows, "what scan met"))
     return Section("What the texts are", [plots(*drawn), tag("div", {"class": "tables"}, *parts)], short="Texts")
 
