@@ -142,41 +142,38 @@ def page_of(kinds: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFacto
     return page
 
 
+OPEN_ALL = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+REPEATED_IDS = """() => {
+    const all = [...document.querySelectorAll('[id]')].map(one => one.id);
+    return all.filter((id, at) => all.indexOf(id) !== at);
+}"""
+DRAWN_OUTSIDE = """[...document.querySelectorAll('figure svg[role=img]')].flatMap(svg => {
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('text, circle, rect, path, line')].filter(one => {
+        const box = one.getBoundingClientRect();
+        return box.left < frame.left - 4 || box.right > frame.right + 14 || box.top < frame.top - 4 || box.bottom > frame.bottom + 4;
+    }).map(one => svg.querySelector('title').textContent + ': ' + one.outerHTML.slice(0, 90));
+})"""
+
+
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_every_kind_of_bank_has_a_page_that_is_whole_in_itself(kind: str, page_of: Callable[[str], Path], browser: Any) -> None:
-    with opened(browser, page_of(kind)) as desk:
-        assert (desk.requests, desk.errors) == ([], [])
-        figures = desk.page.locator("svg[role=img] > title").all_text_contents()
+    with opened(browser, page_of(kind)) as shown:
+        page = shown.page
+        figures = page.locator("svg[role=img] > title").all_text_contents()
         assert not set(EXPECTED[kind]) - {re.sub(r" \(the longest.*", "", title) for title in figures}
-        for drawn in desk.page.locator("figure").all():
-            assert drawn.locator("svg[role=img] > desc").first.text_content()
-            drawn.locator("details > summary").click()
-            drawn.locator("details td").first.wait_for(state="attached")
-        assert desk.page.locator("section h2").all_text_contents()[-1]
-        assert desk.page.evaluate(
-            "[...document.querySelectorAll('[id]')].length === new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
-        )
-        light = desk.background()
-    with opened(browser, page_of(kind), size=PHONE, dark=True) as phone:
-        assert (phone.requests, phone.errors) == ([], [])
-        assert not phone.scrolls_sideways()
-        for details in phone.page.locator("details > summary").all():
-            details.click()
-        assert not phone.scrolls_sideways()
-        assert phone.background() != light
-
-
-def test_drawings_stay_inside_their_figures(page_of: Callable[[str], Path], browser: Any) -> None:
-    outside = """[...document.querySelectorAll('figure svg[role=img]')].flatMap(svg => {
-        const frame = svg.getBoundingClientRect();
-        return [...svg.querySelectorAll('text, circle, rect, path, line')].filter(one => {
-            const box = one.getBoundingClientRect();
-            return box.left < frame.left - 4 || box.right > frame.right + 14 || box.top < frame.top - 4 || box.bottom > frame.bottom + 4;
-        }).map(one => svg.querySelector('title').textContent + ': ' + one.outerHTML.slice(0, 90));
-    })"""
-    for kind in EXPECTED:
-        with opened(browser, page_of(kind)) as desk:
-            assert desk.page.evaluate(outside) == []
+        assert all(page.locator("svg[role=img] > desc").all_text_contents())
+        assert page.evaluate(REPEATED_IDS) == []
+        assert page.evaluate(DRAWN_OUTSIDE) == []
+        page.evaluate(OPEN_ALL)
+        for drawn in page.locator("figure").all():
+            drawn.locator("details td").first.wait_for()
+        light = shown.background()
+        page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        page.emulate_media(color_scheme="dark")
+        assert not shown.scrolls_sideways()
+        assert shown.background() != light
+        assert (shown.requests, shown.errors) == ([], [])
 
 
 def neighbours_by_hand(bank: FeatureBank, row: int, count: int) -> tuple[list[int], list[float]]:

@@ -169,7 +169,7 @@ def _norms(features: FeatureBank) -> Section:
     for start in range(0, len(rows), PIECE):
         found.append(np.linalg.norm(features.take(rows[start : start + PIECE]).astype(np.float32), axis=1))
     norms = np.concatenate(found)
-    unit = bool(features.manifest["recipe"].get("normalize"))
+    unit = bool(features.manifest.get("encoding", {}).get("normalize"))
     said = (
         f"{number(float(norms.min()), 6)} to {number(float(norms.max()), 6)}"
         + (", where 1 is meant: float16 keeps eleven bits of each number." if unit else ", as the encoder gives them.")

@@ -130,9 +130,7 @@ def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
     if kind == "in2":
         return tell_arms(subject.banks)
     tellers = {"in2-probes": tell_probes, "taps": tell_taps, "drafts": tell_drafts}
-    if kind not in tellers:
-        raise InputError(f"{subject.folder}: a bank of {kind}, of which there is no page. Use arrowbank info.")
-    return tellers[kind](main)
+    return tellers[kind](main) if kind in tellers else Story([(f"{len(main):,}", "rows")], [])  # what every bank has is shown
 
 
 def _damaged(subject: Subject) -> Story:
@@ -144,8 +142,8 @@ def _damaged(subject: Subject) -> Story:
 def _subtitle(subject: Subject) -> str:
     if not subject.banks:
         return "A draft trained to agree with its trunk again: what a server would keep of it, before and after."
-    names = [describe_bank(bank.manifest).title for bank in subject.banks.values()]
-    return ", ".join(dict.fromkeys(names)) + "."
+    first, *more = dict.fromkeys(describe_bank(bank.manifest).title for bank in subject.banks.values())
+    return ", ".join([first, *(name[0].lower() + name[1:] if name[1:2].islower() else name for name in more)]) + "."
 
 
 def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
