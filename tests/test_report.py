@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arrowbank import ReportConfig, build_in2, build_probes, build_trunk, heal_draft, open_bank, write_report
+from arrowbank import ReportConfig, build_in2, build_probes, build_trunk, heal_draft, open_bank, report, write_report
 from arrowbank import TrunkData as Data
 from arrowbank.bank.features import FeatureBank
 from arrowbank.cli import main
@@ -294,7 +294,7 @@ def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp
     rows = [{"kind": HOSTILE[0], "source": HOSTILE[1], "against": "eval", "texts": 100, "exact": 3, "near": 4}]
     audit = tmp_path / "audit.json"
     audit.write_text(json.dumps({"threshold": 0.95, "max_shared": 6, "rows": rows, "examples": [hostile]}))
-    write_report(ReportConfig(audit=audit), [built], tmp_path / "page.html")
+    write_report(ReportConfig(audit=audit, neighbours=20), [built], tmp_path / "page.html")
     with opened(browser, tmp_path / "page.html") as desk:
         page = desk.page
         page.locator("#map-table > summary").click()
@@ -308,6 +308,7 @@ def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp
         for text in HOSTILE:
             page.locator("#map-search").fill(text[:20])
             page.locator("#map-search").press("Enter")
+            assert page.locator("#map-panel").locator("img, script, svg, b").count() == 0
         section = page.locator("section#audit")
         assert section.locator("td", has_text=HOSTILE[0]).count() >= 2
         assert "7.0 %" in section.text_content()
@@ -322,6 +323,11 @@ def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp
         assert desk.page.locator("i").count() == 0
 
 
+def test_the_script_has_no_way_to_make_elements_of_texts() -> None:
+    script = (Path(report.__file__).parent / "page.js").read_text("utf-8")
+    assert not re.search(r"HTML|document\.write|eval|Function\(", re.sub(r"//.*", "", script))
+
+
 def test_even_a_text_that_got_through_could_not_run_or_reach_out(
     page_of: Callable[[str], Path], tmp_path: Path, browser: Any
 ) -> None:
@@ -330,6 +336,7 @@ def test_even_a_text_that_got_through_could_not_run_or_reach_out(
     path.write_text(page_of("built").read_text("utf-8").replace("<main", f"{injected}<main"), "utf-8")
     with opened(browser, path) as desk:
         assert desk.page.evaluate("window.pwned") is None
+        assert desk.page.evaluate("fetch('https://example.org/').catch(() => 'refused')") == "refused"
         assert desk.requests == []
         assert any("Content Security Policy" in error for error in desk.errors)
 
@@ -427,7 +434,11 @@ def test_texts_of_another_bank_that_happen_to_lie_beside_are_not_used(built: Pat
     shutil.copytree(built / "features", tmp_path / "features")
     tiny.save_texts_bank(tmp_path / "texts", tiny.texts(len(open_bank(built / "texts"))))
     write_report(ReportConfig(points=20), [tmp_path / "features"], tmp_path / "page.html")
-    assert "Unique texts by source" not in (tmp_path / "page.html").read_text("utf-8")
+    assert "by source" not in (tmp_path / "page.html").read_text("utf-8")
+    shutil.rmtree(tmp_path / "texts")
+    shutil.copytree(built / "texts", tmp_path / "texts")
+    write_report(ReportConfig(points=20), [tmp_path / "features"], tmp_path / "page.html")
+    assert "by source" in (tmp_path / "page.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("texts", [1, 2, 3])
@@ -444,7 +455,7 @@ def test_the_smallest_banks_have_pages_too(texts: int, tmp_path: Path, bpe_token
 
 def test_a_page_stays_small_however_many_and_long_the_texts_are(tmp_path: Path, bpe_tokenizer: Path) -> None:
     long = "a word that is said again and again, " * 20
-    encode_texts([f"{long} {row}" for row in range(9000)], tmp_path, bpe_tokenizer)
+    encode_texts([f"{row} {long}" for row in range(9000)], tmp_path, bpe_tokenizer)
     write_report(ReportConfig(), [tmp_path / "features"], tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < 4_000_000
 
