@@ -14,7 +14,7 @@ from arrowbank.report.frame import COLOURS, HEIGHT, Frame, Plot, Table, marker
 from arrowbank.report.markup import Markup, join, tag
 from arrowbank.report.scales import number, percent, ticks
 
-BINS = 32
+BINS, FEWEST_BINS = 32, 9
 MOST_NAMES = 20  # of bars
 MOST_MARKS = 24  # of a line: more than that hide it
 Floats = npt.NDArray[np.float64]
@@ -40,8 +40,10 @@ def histogram(
     low, high = span if span else (float(given.min()), float(given.max())) if given.size else (0.0, 1.0)
     if whole:
         step = max(1.0, math.ceil((high - low + 1) / bins))
-        first = math.floor(low / step) * step if step > 1 else low
-        edges = np.array([first + step * at for at in range(int((high - first) // step) + 2)])
+        first = math.floor(low / step) * step
+        count = int((high - first) // step) + 1
+        room = max(0, FEWEST_BINS - count + 1) // 2  # a bar among empty places, where it would else fill the picture
+        edges = np.array([first + step * at for at in range(-room, count + room + 1)])
         edges = edges - 0.5 if step == 1 else edges
     else:
         edges = _round_edges(low, high, bins)

@@ -169,7 +169,7 @@ def _common(subject: Subject, proofs: dict[str, Proof]) -> list[Section]:
     how = (
         "Every byte was read and proved against the manifest (--verify)."
         if next(iter(proofs.values())).full
-        else "Quick checks: sizes and row counts of all files. `arrowbank verify`, or --verify here, reads every byte."
+        else "Quick checks: sizes and row counts of all files. The verb verify, or --verify here, reads every byte."
     )
     files = [files_of(name, subject.banks[name], proof) for name, proof in proofs.items()]
     return [
