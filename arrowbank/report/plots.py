@@ -42,8 +42,9 @@ def histogram(
         step = max(1.0, math.ceil((high - low + 1) / bins))
         first = math.floor(low / step) * step
         count = int((high - first) // step) + 1
-        room = max(0, FEWEST_BINS - count + 1) // 2  # a bar among empty places, where it would else fill the picture
-        edges = np.array([first + step * at for at in range(-room, count + room + 1)])
+        room = max(0, FEWEST_BINS - count)  # for empty places, where one bar would else fill the picture; none below zero
+        below = min(room // 2, int(first // step)) if first >= 0 else room // 2
+        edges = np.array([first + step * at for at in range(-below, count + room - below + 1)])
         edges = edges - 0.5 if step == 1 else edges
     else:
         edges = _round_edges(low, high, bins)
