@@ -68,12 +68,25 @@ def test_any_bank_gives_what_a_plain_loop_gives(data: st.DataObject) -> None:
 @pytest.mark.parametrize("mirror", [True, False])
 def test_a_bank_of_many_blocks_gives_what_a_plain_loop_gives(tmp_path: Path, mirror: bool) -> None:
     rng = np.random.default_rng(1)
-    width = 2048  # 768 rows a block
+    width = 2048  # 512 rows a block
     matrix = unit(rng.standard_normal((2500, width)).astype(np.float32))
     matrix[1900] = matrix[3]
     bank = save_features(tmp_path / "bank", matrix, mirror=mirror, normalize=True)
     assert module.BLOCK_BYTES // (4 * width) < 1000 - 1
     agree(bank, matrix, np.concatenate([rng.standard_normal((2, width)), matrix[3:4]]).astype(np.float32), 10)
+
+
+def test_only_the_rows_asked_for_count(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    matrix = unit(rng.standard_normal((900, 8)).astype(np.float32))
+    bank = save_features(tmp_path / "bank", matrix, shard_rows=250, normalize=True)
+    query = rng.standard_normal((1, 8)).astype(np.float32)
+    among = rng.random(900) < 0.1
+    among[250:500] = False
+    wanted, _ = plain(matrix[among], query[0], 900)
+    rows, _ = nearest(bank, query, 900, among=among)
+    assert rows[0].tolist() == np.flatnonzero(among)[wanted].tolist()
+    assert nearest(bank, query, 3, among=np.zeros(900, np.bool_))[0].shape == (1, 0)
 
 
 def test_rows_that_are_all_equal_come_in_their_order(tmp_path: Path) -> None:

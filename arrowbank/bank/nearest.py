@@ -9,7 +9,6 @@ in float64, one row at a time, so the answer depends on neither blocks, threads 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,27 +23,34 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.int64]
 Cosines = npt.NDArray[np.float32]
 
-BLOCK_BYTES = 6 << 20  # of float32
+BLOCK_BYTES = 4 << 20  # of float32
 SCORES = 1 << 20  # of a block and some queries, at a time
 # How far a quick cosine may be from the true one: by float16's rounding of unit vectors (2^-11), and by float32 sums
 # of up to 8,192 products (2^-11 again).
 MARGIN = 2.0**-10
 
 
-def nearest(bank: FeatureBank, queries: npt.NDArray[np.float32], k: int) -> tuple[Rows, Cosines]:
+def nearest(
+    bank: FeatureBank, queries: npt.NDArray[np.float32], k: int, *, among: npt.NDArray[np.bool_] | None = None
+) -> tuple[Rows, Cosines]:
     """The k rows of `bank` with the largest cosine to each of `queries` [Q, D], best first, of equals the lower row first.
 
-    Gives rows [Q, k] int64 and cosines [Q, k] float32; a k larger than the bank is cut to its rows. Queries need not be
-    normalised, nor need the bank. Memory is a block of the bank beside queries and answers. Raises InputError (k, the queries'
-    shape, one that is zero or not finite), CorruptBank (a vector that is not finite).
+    Gives rows [Q, k] int64 and cosines [Q, k] float32. `among` [N] says which rows count (None: all); a k larger than their
+    number is cut to it. Queries need not be normalised, nor need the bank. Memory is a block of the bank beside queries and
+    answers. Raises InputError (k, the queries' shape, one that is zero or not finite), CorruptBank (a vector that is not finite).
     """
     unit = unit_queries(bank, queries)
     if k < 1:
         raise InputError(f"k is {k}, it must be at least 1.")
-    found = _Found.empty(len(unit), min(k, len(bank)))
+    found = _Found(unit, min(k, len(bank) if among is None else int(among.sum())))
     normalised = bool(bank.manifest["encoding"]["normalize"])
-    for start, half in _blocks(bank):
-        found.look_at(unit, half, start, normalised)
+    for start, half in _blocks(bank) if found.rows.size else []:
+        rows = np.arange(start, start + len(half))
+        if among is not None:
+            rows = rows[among[rows]]
+            half = half[rows - start]
+        if len(rows):
+            found.look_at(half, rows, normalised)
     if (found.rows < 0).any():
         raise CorruptBank(f"{bank.folder}: has vectors that are not finite or all zero. Find them with `arrowbank verify`.")
     return found.rows, found.cosines
@@ -80,45 +86,42 @@ def _blocks(bank: FeatureBank) -> list[tuple[int, torch.Tensor]]:
     ]
 
 
-@dataclass
 class _Found:
-    """The best rows so far of each query, [Q, k]: −1 and −inf where there is none yet."""
+    """The best rows so far of each of the queries `unit`, [Q, k]: −1 and −inf where there is none yet."""
 
-    rows: Rows
-    cosines: Cosines
+    def __init__(self, unit: npt.NDArray[np.float64], k: int) -> None:
+        self.rows: Rows = np.full((len(unit), k), -1, np.int64)
+        self.cosines: Cosines = np.full((len(unit), k), -np.inf, np.float32)
+        self._unit, self._narrow = unit, unit.astype(np.float32)
 
-    @classmethod
-    def empty(cls, queries: int, k: int) -> _Found:
-        return cls(np.full((queries, k), -1, np.int64), np.full((queries, k), -np.inf, np.float32))
-
-    def look_at(self, unit: npt.NDArray[np.float64], half: torch.Tensor, start: int, normalised: bool) -> None:
-        """Take in a block: `half` [B, D] float16, the rows from `start` on."""
+    def look_at(self, half: torch.Tensor, rows: Rows, normalised: bool) -> None:
+        """Take in a block: `half` [B, D] float16, and the rows that these are."""
         import torch
 
         block = half.float()
         norms = None if normalised else torch.linalg.vector_norm(block, dim=1)
         step = max(1, SCORES // len(block))
-        for low in range(0, len(unit), step):
-            queries = torch.from_numpy(unit[low : low + step].astype(np.float32))
-            scores = queries @ block.T
+        for low in range(0, len(self._unit), step):
+            scores = torch.from_numpy(self._narrow[low : low + step]) @ block.T
             if norms is not None:
                 scores /= norms
-            places, at = self._worth(scores, low)
+            places, at = self._worth(scores.numpy(), low)
             for piece in range(0, len(places), len(block)):  # rows that are equal by the thousand are all worth a look
                 some, where = places[piece : piece + len(block)], at[piece : piece + len(block)]
-                cosines = true_cosines(unit[some], half[torch.from_numpy(where)].numpy())
-                self._merge(some, where + start, cosines)
+                cosines = true_cosines(self._unit[some], half[where].numpy())
+                self._merge(some, rows[where], cosines)
 
-    def _worth(self, scores: torch.Tensor, low: int) -> tuple[Rows, Rows]:
+    def _worth(self, scores: Cosines, low: int) -> tuple[Rows, Rows]:
         """Which (query, place in the block) may be among the best k, by quick scores [q, B] of the queries from `low` on."""
-        import torch
-
         k = self.rows.shape[1]
-        floor = torch.from_numpy(self.cosines[low : low + len(scores), -1] - np.float32(2 * MARGIN))
-        if bool(torch.isinf(floor).any()) and scores.shape[1] > k:  # at first nothing is known, but what this block itself says
-            floor = torch.maximum(floor, torch.topk(scores, k, dim=1).values[:, -1] - 2 * MARGIN)
-        query, place = torch.nonzero(scores >= floor[:, None], as_tuple=True)
-        return query.numpy() + low, place.numpy()
+        floor = self.cosines[low : low + len(scores), -1] - np.float32(2 * MARGIN)
+        # most blocks have nothing for a query, which one pass over its scores tells; where it meets a NaN it does not tell
+        concerned = np.flatnonzero(~(scores.max(axis=1) < floor))
+        scores, floor = scores[concerned], floor[concerned]
+        if np.isinf(floor).any() and scores.shape[1] > k:  # at first nothing is known but what this block itself says
+            floor = np.fmax(floor, np.partition(scores, -k, axis=1)[:, -k] - np.float32(2 * MARGIN))
+        query, place = np.nonzero(scores >= floor[:, None])
+        return concerned[query] + low, place
 
     def _merge(self, queries: Rows, rows: Rows, cosines: Cosines) -> None:
         """Enter (query, row, cosine) triples, and keep the best k of each query that they concern."""
