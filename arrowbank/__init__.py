@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.scoring import ScoreConfig, score_probes
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.searching import Hit, SearchConfig, Searcher
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
@@ -54,6 +55,7 @@ _HOME = {
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
     "HealConfig": "heal.config",
+    "Hit": "searching",
     "ImportConfig": "targets.importing",
     "In2Config": "in2.config",
     "ModelConfig": "models",
@@ -61,6 +63,8 @@ _HOME = {
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
+    "SearchConfig": "searching",
+    "Searcher": "searching",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "TrunkConfig": "trunk.planning",
@@ -101,6 +105,7 @@ __all__ = [
     "FeatureBank",
     "FeatureDataset",
     "HealConfig",
+    "Hit",
     "ImportConfig",
     "In2Config",
     "ModelConfig",
@@ -108,6 +113,8 @@ __all__ = [
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
+    "SearchConfig",
+    "Searcher",
     "TargetDataset",
     "TokenizeConfig",
     "TrunkConfig",

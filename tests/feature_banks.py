@@ -54,5 +54,5 @@ def save_features(
         write_keys(bank, rows=rows)
         if mirror:
             write_mirror(bank, rows=rows, width=width, report=lambda _: None)
-        bank.commit(rows=rows, card="features")
+        bank.commit(rows=rows)
     return open_features(folder)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from arrowbank.bank import FeatureBank
 from arrowbank.bank import nearest as module
+from arrowbank.bank.indexed import IndexedRows
 from arrowbank.bank.nearest import nearest
 from arrowbank.errors import CorruptBank, InputError
 from tests.feature_banks import save_features
@@ -150,3 +151,29 @@ def test_a_damaged_vector_is_no_answer(tmp_path: Path) -> None:
     assert nearest(bank, np.ones((1, 4), np.float32), 2)[0].tolist() == [[0, 2]]
     with pytest.raises(CorruptBank, match="arrowbank verify"):
         nearest(bank, np.ones((1, 4), np.float32), 3)
+
+
+@pytest.mark.parametrize("normalised_rows", ["random", "all equal", "many equal"])
+def test_faiss_finds_the_same_rows(tmp_path: Path, normalised_rows: str) -> None:
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(4)
+    matrix = unit(rng.standard_normal((6000, 16)).astype(np.float32))
+    if normalised_rows == "all equal":
+        matrix[:] = matrix[0]
+    elif normalised_rows == "many equal":
+        matrix[rng.integers(0, 6000, 300)] = matrix[5]
+    bank = save_features(tmp_path / "bank", matrix, shard_rows=2500, normalize=True)
+    queries = np.concatenate([rng.standard_normal((3, 16)), matrix[5:6]]).astype(np.float32)
+    for among in (None, rng.random(6000) < 0.3):
+        index = IndexedRows(bank, among)
+        for k in (1, 10, 200, 9000):
+            for some, others in zip(index.nearest(queries, k), nearest(bank, queries, k, among=among), strict=True):
+                assert some.tobytes() == others.tobytes()
+    with pytest.raises(InputError, match="k is 0"):
+        index.nearest(queries, 0)
+
+
+def test_faiss_refuses_a_bank_that_is_not_normalised(tmp_path: Path) -> None:
+    bank = save_features(tmp_path / "bank", np.ones((3, 4), np.float16))
+    with pytest.raises(InputError, match="faiss has no cosine"):
+        IndexedRows(bank)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import heal, in2, look, make, targets, trunk
+from arrowbank.cli import heal, in2, look, make, search, targets, trunk
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Train with a bank": (heal.heal,),
-    "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
+    "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup, search.search),
     "Hand a bank on": (targets.export,),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
