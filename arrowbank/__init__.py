@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from arrowbank.auditing import Audit, AuditConfig, audit
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.trunk import open_trunk
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
 
 _HOME = {
+    "Audit": "auditing",
+    "AuditConfig": "auditing",
     "Bank": "bank",
     "BatchRules": "plan",
     "BuildConfig": "building",
@@ -69,6 +72,7 @@ _HOME = {
     "TokenizeConfig": "corpus.tokenize",
     "TrunkConfig": "trunk.planning",
     "TrunkData": "trunk.planning",
+    "audit": "auditing",
     "build": "building",
     "build_in2": "in2.building",
     "build_probes": "in2.probes",
@@ -93,6 +97,8 @@ _HOME = {
 }
 
 __all__ = [
+    "Audit",
+    "AuditConfig",
     "Bank",
     "BatchRules",
     "BuildConfig",
@@ -119,6 +125,7 @@ __all__ = [
     "TokenizeConfig",
     "TrunkConfig",
     "TrunkData",
+    "audit",
     "build",
     "build_in2",
     "build_probes",

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from arrowbank.bank.columns import Rows, values_of
+from arrowbank.bank.columns import Rows
 from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.nearest import Cosines, nearest
 from arrowbank.corpus.tokenize import TokenizeConfig, token_rows
@@ -208,10 +206,4 @@ def _rows_of_kind(bank: FeatureBank, kind: str | None) -> npt.NDArray[np.bool_] 
     known = bank.manifest.get("kinds", {})
     if not known.get(kind):
         raise InputError(f"{bank.folder}: has no text of kind {kind!r}; its kinds are {', '.join(known)}.")
-    return np.concatenate([_equal(batch.column("kind"), kind) for batch in bank.shards()])
-
-
-def _equal(column: pa.Array, value: str) -> npt.NDArray[np.bool_]:
-    """Where a string column is `value`, [n]. By way of numbers: a column of bits has no array without pandas."""
-    equal: npt.NDArray[np.bool_] = values_of(pc.cast(pc.equal(column, value), pa.uint8())) != 0
-    return equal
+    return bank.of_kind(kind)
