@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +25,17 @@ def save_features(
     shard_rows: int = 1000,
     mirror: bool = True,
     normalize: bool = False,
+    model: Mapping[str, str] | None = None,
+    fields: Mapping[str, object] | None = None,
 ) -> FeatureBank:
-    """A committed feature bank of these vectors [N, D] float16, as they are, and texts (default: "text 0" …)."""
+    """A committed feature bank of these vectors [N, D] float16, as they are, and texts (default: "text 0" …).
+
+    `model` is the recipe's, `fields` are more of the manifest's.
+    """
     rows, width = vectors.shape
     texts = [f"text {row}" for row in range(rows)] if texts is None else texts
     kinds = ["query"] * rows if kinds is None else kinds
-    fields = {
+    manifest = {
         "model_path": "none",
         "hidden_size": width,
         "max_key_tokens": 9,
@@ -38,9 +43,10 @@ def save_features(
         "kinds": {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)},
         "generations": [rows],
         "encoding": {"normalize": normalize},
+        **(fields or {}),
     }
-    recipe = {"vectors": vectors.tobytes().hex(), "mirror": mirror, "shard_rows": shard_rows}
-    with BankWriter(folder, kind="features", recipe=recipe, manifest=fields, restart=True) as bank:
+    recipe = {"vectors": vectors.tobytes().hex(), "mirror": mirror, "shard_rows": shard_rows, "model": dict(model or {})}
+    with BankWriter(folder, kind="features", recipe=recipe, manifest=manifest, restart=True) as bank:
         for index, start in enumerate(range(0, rows, shard_rows)):
             here = slice(start, start + shard_rows)
             columns = {
