@@ -28,7 +28,7 @@ SHOWN_PAIRS = 3
 def search(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A feature bank's folder.")],
     common: o.Common,
-    text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT...]", help="Default: a line of input at a time.")] = None,
+    text: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Default: a line of input at a time.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many texts to show for each.")] = 10,
     where: Annotated[str | None, typer.Option("--where", metavar="kind=KIND", help="Only texts of this kind.")] = None,
     model: Annotated[
@@ -72,7 +72,7 @@ def audit(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A feature bank that has the texts of all sources.")],
     common: o.Common,
     other: Annotated[
-        str | None, typer.Argument(metavar="[EVAL_BANK]", help="In place of sources: a bank audited against BANK.")
+        str | None, typer.Argument(metavar="EVAL_BANK", help="In place of sources: a bank audited against BANK.")
     ] = None,
     source: Annotated[
         list[str] | None, typer.Option("--source", metavar="NAME=PATH", help="A split and its file or folder; repeat it.")
@@ -158,7 +158,7 @@ def _lines() -> Iterator[str]:
     while True:
         try:
             line = input(PROMPT if asking else "")
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):  # either is how people leave a prompt
             return
         if line.strip():
             yield line
