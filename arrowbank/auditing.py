@@ -2,7 +2,7 @@
 
 A split is a source of episodes whose texts a feature bank has, or a whole feature bank. A text that both have, by its key, is
 shared exactly; one that only the audited split has is near when the cosine to its nearest text of the other one reaches the
-threshold. In memory are a byte for each row of a bank and split, and blocks.
+threshold. In memory are a few bytes for each row of a bank and split, and blocks of vectors.
 """
 
 from __future__ import annotations

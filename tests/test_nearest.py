@@ -173,6 +173,16 @@ def test_faiss_finds_the_same_rows(tmp_path: Path, normalised_rows: str) -> None
         index.nearest(queries, 0)
 
 
+def test_faiss_gives_a_damaged_vector_as_no_answer_either(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    matrix = np.full((3, 4), 0.5, np.float16)
+    matrix[1, 2] = np.nan
+    index = IndexedRows(save_features(tmp_path / "bank", matrix, normalize=True))
+    assert index.nearest(np.ones((1, 4), np.float32), 2)[0].tolist() == [[0, 2]]
+    with pytest.raises(CorruptBank, match="arrowbank verify"):
+        index.nearest(np.ones((1, 4), np.float32), 3)
+
+
 def test_faiss_refuses_a_bank_that_is_not_normalised(tmp_path: Path) -> None:
     bank = save_features(tmp_path / "bank", np.ones((3, 4), np.float16))
     with pytest.raises(InputError, match="faiss has no cosine"):

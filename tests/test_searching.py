@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -172,7 +173,8 @@ def test_lines_on_standard_input_are_answered_until_it_ends(bank: Path) -> None:
     assert process.returncode == 0
 
 
-def test_at_a_terminal_there_is_a_prompt(bank: Path) -> None:
+@pytest.mark.parametrize("leaving", ["Ctrl-D", "Ctrl-C"])
+def test_at_a_terminal_there_is_a_prompt(bank: Path, leaving: str) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "arrowbank", "search", str(bank), "-k", "1"]
     with subprocess.Popen(command, cwd=ROOT, stdin=slave, stdout=slave) as process:
@@ -181,7 +183,10 @@ def test_at_a_terminal_there_is_a_prompt(bank: Path) -> None:
         os.write(master, b"cats\n")
         seen = read_until(master, b"> ")
         assert b"row " in seen
-        os.write(master, b"\x04")
+        if leaving == "Ctrl-D":
+            os.write(master, b"\x04")
+        else:
+            process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     os.close(master)
 

@@ -17,6 +17,7 @@ from arrowbank.bank.nearest import MARGIN, Cosines, Rows, nearest, true_cosines,
 from arrowbank.errors import InputError, MissingDependency
 
 MORE = 32  # rows asked for beside the k, at first
+FEW = 4  # queries: faiss takes them one by one, more are quicker together
 MOST = 4096  # where so many are as near as the k-th, a plain pass over the bank is quicker
 
 
@@ -46,21 +47,22 @@ class IndexedRows:
         unit = unit_queries(self._bank, queries)
         count = len(self._rows)
         asked = min(count, k + MORE)
-        while 1 <= k <= asked <= MOST:
-            rows, cosines, farthest = self._look(unit, asked)
-            if asked == count or bool((farthest + MARGIN < cosines[:, k - 1]).all()):
+        while 1 <= k <= asked <= MOST and len(unit) <= FEW:
+            scores, places = self._index.search(unit.astype(np.float32), asked)
+            if (places < 0).any():  # a vector that is not finite: the plain way says so
+                break
+            rows, cosines = self._ordered(unit, self._rows[places])
+            if asked == count or bool((scores[:, -1] + MARGIN < cosines[:, k - 1]).all()):
                 return rows[:, :k], cosines[:, :k]
             asked = min(count, 4 * asked)
         return nearest(self._bank, queries, k, among=self._among)
 
-    def _look(self, unit: npt.NDArray[np.float64], count: int) -> tuple[Rows, Cosines, Cosines]:
-        """The first `count` rows by faiss' own scores, put into order, [Q, count]; their cosines; and each query's lowest score."""
-        scores, places = self._index.search(unit.astype(np.float32), count)
-        rows = self._rows[places]
+    def _ordered(self, unit: npt.NDArray[np.float64], rows: Rows) -> tuple[Rows, Cosines]:
+        """Each query's rows [Q, n] in the order of their cosines to it, and those."""
         stored = self._bank.take(rows.ravel())
-        cosines = true_cosines(np.repeat(unit, count, axis=0), stored).reshape(rows.shape)
+        cosines = true_cosines(np.repeat(unit, rows.shape[1], axis=0), stored).reshape(rows.shape)
         order = np.lexsort((rows, -cosines))
-        return np.take_along_axis(rows, order, 1), np.take_along_axis(cosines, order, 1), scores[:, -1]
+        return np.take_along_axis(rows, order, 1), np.take_along_axis(cosines, order, 1)
 
 
 def _faiss() -> Any:

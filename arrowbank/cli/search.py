@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,8 +154,8 @@ def _lines() -> Iterator[str]:
     """What comes in on standard input, a line at a time, with a prompt where a person types it."""
     asking = sys.stdin.isatty()
     if asking:
-        import readline  # noqa: F401  (gives `input` a history and a cursor)
-
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives `input` a history and a cursor)
     while True:
         try:
             line = input(PROMPT if asking else "")
