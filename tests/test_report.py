@@ -501,3 +501,22 @@ def test_arms_of_other_lengths_share_one_axis(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "✗ differ" in page
     assert "<h1><bdi>short, long</bdi></h1>" in page
+
+
+def test_what_an_audit_found_is_shown_beside(built: Path, tmp_path: Path, browser: Any) -> None:
+    sources = [word for split in ("train", "eval") for word in ("--source", f"{split}={built.parent / split}.jsonl")]
+    audit, page = tmp_path / "audit.json", tmp_path / "page.html"
+    assert main(["audit", str(built / "features"), *sources, "--threshold", "0.9", "--out", str(audit)]) == 0
+    assert main(["report", str(built), "--audit", str(audit), "--out", str(page)]) == 0
+    found = json.loads(audit.read_text())
+    with opened(browser, page) as shown:
+        section = shown.page.locator("section#audit")
+        for row in found["rows"]:
+            cells = [row["kind"], row["source"], row["against"], *(f"{row[name]:,}" for name in ("texts", "exact", "near"))]
+            assert any(line[:6] == cells for line in rows_of(section))
+        assert len(found["examples"]) == section.locator("tbody tr").count() - len(found["rows"])
+        assert shown.errors == []
+
+
+def rows_of(section: Any) -> list[list[str]]:
+    return [row.locator("td").all_text_contents() for row in section.locator("tbody tr").all()]
