@@ -76,7 +76,16 @@ class Bank:
     @property
     def content_digest(self) -> str:
         """A sha256 over the bytes of all shards, as the manifest has them."""
-        shards = [entry["sha256"] for entry in self.manifest["files"] if entry["name"] in set(self.shard_names)]
+        return self._digest_of(self.shard_names)
+
+    def first_digest(self, rows: int) -> str | None:
+        """The content digest of a bank of the shards of the first `rows` rows; None where no shard ends there."""
+        count = int(np.searchsorted(self.starts, rows))
+        return self._digest_of(self.shard_names[:count]) if rows in self.starts else None
+
+    def _digest_of(self, names: list[str]) -> str:
+        wanted = set(names)
+        shards = [entry["sha256"] for entry in self.manifest["files"] if entry["name"] in wanted]
         return hashlib.sha256(canonical_json(shards)).hexdigest()
 
     def check_hashes(self) -> None:
