@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from arrowbank.in2.gate import verify_in2
     from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.in2.scoring import ScoreConfig, score_probes
+    from arrowbank.joining.merging import merge_banks
+    from arrowbank.joining.selecting import SelectConfig, select_rows
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.targets.capturing import CaptureConfig, capture
@@ -61,6 +63,7 @@ _HOME = {
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
+    "SelectConfig": "joining.selecting",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "TrunkConfig": "trunk.planning",
@@ -78,11 +81,13 @@ _HOME = {
     "heal_draft": "heal.healing",
     "import_targets": "targets.importing",
     "import_to_deepspec": "targets.importing",
+    "merge_banks": "joining.merging",
     "open_bank": "bank",
     "open_targets": "trainer",
     "open_trunk": "bank.trunk",
     "scan": "corpus.scan",
     "score_probes": "in2.scoring",
+    "select_rows": "joining.selecting",
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
     "verify_in2": "in2.gate",
@@ -108,6 +113,7 @@ __all__ = [
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
+    "SelectConfig",
     "TargetDataset",
     "TokenizeConfig",
     "TrunkConfig",
@@ -125,11 +131,13 @@ __all__ = [
     "heal_draft",
     "import_targets",
     "import_to_deepspec",
+    "merge_banks",
     "open_bank",
     "open_targets",
     "open_trunk",
     "scan",
     "score_probes",
+    "select_rows",
     "tokenize",
     "verify",
     "verify_in2",

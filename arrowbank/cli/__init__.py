@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from arrowbank import __version__
-from arrowbank.cli import heal, in2, look, make, targets, trunk
+from arrowbank.cli import heal, in2, join, look, make, targets, trunk
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
@@ -26,6 +26,7 @@ app = typer.Typer(
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
+    "Make a bank of banks": (join.merge, join.select),
     "Train with a bank": (heal.heal,),
     "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
     "Hand a bank on": (targets.export,),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.mirror import finished_batches, write_keys, write_mirror
 from arrowbank.bank.target_shards import nonfinite_values
 from arrowbank.bank.targets import facts_of
-from arrowbank.progress import Phase
+from arrowbank.progress import Progress
 
 WRITERS = ("format", "kind", "plan_digest", "recipe", "rows", "complete", "files")
 # of a feature bank's recipe: what decides a vector once its tokens are given
@@ -37,7 +37,7 @@ def vectors_recipe(bank: Bank) -> Fields:
     return {name: bank.manifest["recipe"].get(name) for name in VECTORS} if bank.kind == "features" else {}
 
 
-def counted(bank: BankWriter, before: Mapping[str, Any]) -> Fields:
+def counted(bank: BankWriter, before: Fields) -> Fields:
     """The fields that the finished shards of `bank` decide, in the order of names that `before` (a manifest) has."""
     batches = finished_batches(bank)
     fields: Fields = {"text_count": bank.done_rows}
@@ -63,7 +63,7 @@ def value_counts(batches: Sequence[pa.RecordBatch], column: str) -> dict[str, in
     return counts
 
 
-def _target_counts(batches: Sequence[pa.RecordBatch], before: Mapping[str, Any]) -> Fields:
+def _target_counts(batches: Sequence[pa.RecordBatch], before: Fields) -> Fields:
     """Rows, tokens and NaN. The codec's error was measured against values that are not here any more: it is not stated."""
     counts = dict.fromkeys(("kept", "tokens", "loss_tokens", "hidden_tokens"), 0)
     for batch in batches:
@@ -82,14 +82,15 @@ def _target_counts(batches: Sequence[pa.RecordBatch], before: Mapping[str, Any])
     return {"counts": counts, "nonfinite": nonfinite}
 
 
-def write_beside(bank: BankWriter, *, mirror: bool, phase: Phase) -> None:
+def write_beside(bank: BankWriter, *, mirror: bool, progress: Progress) -> None:
     """The key file of a feature bank, and its mirror where it is to have one; nothing for other kinds."""
     if bank.kind != "features":
         return
     rows, width = bank.done_rows, int(bank.recipe["hidden_size"])
-    write_keys(bank, rows=rows)
-    if mirror:
-        write_mirror(bank, rows=rows, width=width, report=phase.advance)
+    with progress.phase("mirror", rows, unit="rows") as phase:
+        write_keys(bank, rows=rows)
+        if mirror:
+            write_mirror(bank, rows=rows, width=width, report=phase.advance)
 
 
 def bytes_beside(rows: int, old: Bank, *, mirror: bool) -> int:

@@ -51,7 +51,7 @@ def write_pieces(bank: BankWriter, pieces: Sequence[Piece], phase: Phase, *, bes
     Raises CorruptBank where an old bank's bytes are not those that were committed, DiskFull.
     """
     done = bank.done_shards
-    todo = [index for index in range(len(pieces)) if index not in done]
+    todo = {index for index in range(len(pieces)) if index not in done}
     require_space(bank.folder, beside + sum(pieces[index].bytes for index in todo), "the bank")
     for old in {id(pieces[index].bank): pieces[index].bank for index in todo}.values():
         old.check_hashes()
