@@ -139,7 +139,7 @@ def make_texts(
             )
         kinds = {"query": len(range(0, count, 3)), "candidate": count - len(range(0, count, 3))}
         fields = {"kinds": kinds, "text_count": count, "generations": generations or [count], "train_sha256": "ab" * 32}
-        bank.commit(rows=count, card="texts", manifest=fields)
+        bank.commit(rows=count, manifest=fields)
     return texts
 
 
@@ -166,7 +166,6 @@ def write_tokens(
             bank.write_shard(index, pa.record_batch({"input_ids": list_column(values, offsets), "length": lengths}))
         bank.commit(
             rows=len(rows),
-            card="tokens",
             manifest={
                 "texts": {"path": f"../{texts.name}", "plan_digest": source["plan_digest"]},
                 "max_tokens": 9,

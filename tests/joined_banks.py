@@ -57,7 +57,7 @@ def save_texts(folder: Path, texts: Sequence[str], *, shard_rows: int = 3, train
             "fields": [["query", "query"]],
             "generations": [len(texts)],
         }
-        bank.commit(rows=len(texts), card="", manifest=fields)
+        bank.commit(rows=len(texts), manifest=fields)
     return folder
 
 

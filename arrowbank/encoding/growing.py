@@ -58,7 +58,7 @@ def check_fits(
 
 
 def adopt(old: FeatureBank, bank: BankWriter, chosen: Sequence[Shard]) -> int:
-    """Take over those of the `chosen` shards that `old` has and `bank` has not; how many. CorruptBank where `old` is damaged."""
+    """Take over those of the `chosen` shards that `old` has and `bank` has not; how many rows. CorruptBank where `old` is damaged."""
     done = bank.done_shards
     todo = [shard for shard in chosen if shard.index < len(old.shard_names) and shard.index not in done]
     if todo:
@@ -67,4 +67,4 @@ def adopt(old: FeatureBank, bank: BankWriter, chosen: Sequence[Shard]) -> int:
     for shard in todo:
         name = old.shard_names[shard.index]
         bank.adopt_shard(shard.index, old.folder / name, rows=shard.rows, sha256=hashes[name])
-    return len(todo)
+    return sum(shard.rows for shard in todo)

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from arrowbank import engine
 from arrowbank.bank import Bank, BankWriter, FeatureBank, open_bank
-from arrowbank.bank.card import card
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import LOG, Manifest, ranges
@@ -67,7 +66,7 @@ def encode(
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return open_bank(bank.folder).manifest
         if plan.old and (count := adopt(plan.old, bank, chosen)):
-            progress.message(f"{bank.folder}: {count} shards are those of {plan.old.folder}")
+            progress.message(f"{bank.folder}: {count:,} rows are those of {plan.old.folder}")
         bank.save_progress(encoded_rows=bank.done_rows)
         require_space(bank.folder, plan.bytes_to_write(bank), f"the bank of {plan.rows:,} × {plan.hidden_size} vectors")
         _make_shards(plan, chosen, bank, options, progress)
@@ -250,7 +249,8 @@ def _make_shards(plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, op
     todo = [shard for shard in chosen if shard.index not in done]
     if not todo:
         return
-    if kept := [shard for shard in chosen if shard.index in done]:
+    adopted = len(plan.old.shard_names) if plan.old else 0
+    if kept := [shard for shard in chosen if shard.index in done and shard.index >= adopted]:
         progress.message(f"{bank.folder}: {len(kept)} of {len(chosen)} shards are there, going on with the rest")
     plan.tokens.check_hashes()
     plan.texts.check_hashes()
@@ -289,7 +289,7 @@ def _finish(plan: EncodePlan, bank: BankWriter, options: RunOptions, progress: P
         write_keys(bank, rows=plan.rows)
         if plan.config.mirror:
             write_mirror(bank, rows=plan.rows, width=plan.hidden_size, report=phase.advance)
-    return bank.commit(rows=plan.rows, card=_card(plan), manifest={"encoded_rows": plan.rows})
+    return bank.commit(rows=plan.rows, manifest={"encoded_rows": plan.rows})
 
 
 def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> str:
@@ -302,28 +302,4 @@ def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> st
     return (
         f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there; shards {ranges(missing)} of {len(plan.shards)} "
         "are missing. The bank is committed by the run that makes the last one."
-    )
-
-
-def _card(plan: EncodePlan) -> str:
-    manifest = plan.manifest
-    return card(
-        "Feature bank",
-        rows=plan.rows,
-        tags=("feature-extraction",),
-        facts={
-            "vectors": f"{plan.rows:,} × {plan.hidden_size}, float16" + (", L2-normalised" if plan.config.normalize else ""),
-            "model": manifest["model_path"],
-            "pooling": plan.info.recipe()["pooling"] if plan.info else "the encoder's own",
-            "at most tokens a text": manifest["max_key_tokens"],
-            "texts by kind": ", ".join(f"{count:,} {kind}" for kind, count in manifest.get("kinds", {}).items()),
-        },
-        snippet=(
-            "from arrowbank import open_bank\n\n"
-            'bank = open_bank("path/to/this/folder")\n'
-            'row = bank.rows(["a text"])  # −1 where it is absent\n'
-            "matrix = bank.matrix  # [N, D] float16, memory-mapped"
-            if plan.config.mirror
-            else 'from datasets import load_from_disk\n\nbank = load_from_disk("path/to/this/folder")'
-        ),
     )

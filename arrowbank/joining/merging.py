@@ -78,7 +78,7 @@ def merge_banks(
         with progress.phase("merge", overlap.rows, unit="rows") as phase:
             write_pieces(bank, overlap.pieces, phase, beside=bytes_beside(overlap.rows, first, mirror=mirror))
         write_beside(bank, mirror=mirror, progress=progress)
-        return bank.commit(rows=overlap.rows, card="", manifest=_Merged(parts, overlap, mirror).fields(bank))
+        return bank.commit(rows=overlap.rows, manifest=_Merged(parts, overlap, mirror).fields(bank))
 
 
 def _open(banks: Sequence[str | Path], out: Path) -> list[Bank]:

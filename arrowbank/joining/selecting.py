@@ -120,7 +120,7 @@ class _Selection:
             with progress.phase("select", rows, unit="rows") as phase:
                 write_pieces(bank, pieces, phase, beside=bytes_beside(rows, source, mirror=mirror))
             write_beside(bank, mirror=mirror, progress=progress)
-            return bank.commit(rows=rows, card="", manifest={**self._fields(bank), **fields})
+            return bank.commit(rows=rows, manifest={**self._fields(bank), **fields})
 
     def _recipe(self, mirror: bool) -> dict[str, Any]:
         return {
