@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ENCODING_METHOD = 1
 
 DRIFT_SAMPLE = 64
-# Another dtype of the same model moves a vector by about 1e-4 of cosine (bfloat16 against float32), another machine or batch by
-# less; another pooling, layer, quantisation or model by more than 1e-2.
+# Lowest cosines to MiniLM's float32 vectors over 64 texts: bfloat16 0.99994, weights rounded to 8 bits 0.9991, to 4 bits 0.83,
+# another pooling or layer below 0.3. The same model on another machine is nearer than another dtype: it passes, the rest does not.
 MIN_COSINE = 0.999
 
 
