@@ -191,10 +191,13 @@ def test_what_cannot_be_merged_is_refused_with_what_to_do_instead(tmp_path: Path
 
 def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
     a, b = save_features(tmp_path / "a", ["one", "two"]), save_features(tmp_path / "b", ["three"])
-    path = b / "data-00000.arrow"
-    path.write_bytes(path.read_bytes()[:-9] + b"\1" * 9)
-    with pytest.raises(CorruptBank, match="b/features/data-00000"):
-        merge_banks([a, b], tmp_path / "out")
+    for name in ("data-00000.arrow", "keys.npy"):
+        whole = (b / name).read_bytes()
+        (b / name).write_bytes(whole[:-9] + b"\1" * 9)
+        with pytest.raises(CorruptBank, match=f"b/features/{name}"):
+            merge_banks([a, b], tmp_path / "out")
+        (b / name).write_bytes(whole)
+    assert merge_banks([a, b], tmp_path / "out")["complete"]
 
 
 def test_without_a_mirror_in_one_part_there_is_none_and_a_merge_can_be_merged_but_not_grown(tmp_path: Path) -> None:

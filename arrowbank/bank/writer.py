@@ -249,7 +249,7 @@ class BankWriter:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.unlink(missing_ok=True)
         try:
-            os.link(source, temporary)
+            os.link(source.resolve(), temporary)  # else a symbolic link, as in a hub's cache, would be linked as such
         except OSError:
             with publishing(path) as file, source.open("rb") as old:
                 shutil.copyfileobj(old, file, READ_BYTES)

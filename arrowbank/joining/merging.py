@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from arrowbank.bank import Bank, BankWriter, open_bank
+from arrowbank.bank.keys import KEY_FILE
 from arrowbank.bank.manifest import Manifest, differing_fields, joint_sha256
 from arrowbank.errors import ContractError, InputError
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
@@ -72,6 +73,8 @@ def merge_banks(
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return bank.manifest
+        for part in parts:
+            part.check_hashes([KEY_FILE] if part.kind == "features" else [])
         with progress.phase("compare", sum(map(len, parts[1:])), unit="rows") as phase:
             overlap = FIND[first.kind](parts, phase.advance)
         progress.message(_told(overlap, parts))

@@ -46,15 +46,11 @@ class Piece:
 
 
 def write_pieces(bank: BankWriter, pieces: Sequence[Piece], phase: Phase, *, beside: int = 0) -> None:
-    """Make the shards that `bank` lacks, in the order of `pieces`; `beside` is how many bytes will be written after them.
-
-    Raises CorruptBank where an old bank's bytes are not those that were committed, DiskFull.
-    """
+    """Make the shards that `bank` lacks, in the order of `pieces`; `beside` is how many bytes will be written after them: DiskFull
+    where there is no room."""
     done = bank.done_shards
     todo = {index for index in range(len(pieces)) if index not in done}
     require_space(bank.folder, beside + sum(pieces[index].bytes for index in todo), "the bank")
-    for old in {id(pieces[index].bank): pieces[index].bank for index in todo}.values():
-        old.check_hashes()
     for index, piece in enumerate(pieces):
         if index in todo:
             _write(bank, index, piece)

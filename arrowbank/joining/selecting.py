@@ -117,6 +117,8 @@ class _Selection:
             if bank.committed:
                 progress.message(f"{bank.folder}: already complete, nothing to do")
                 return bank.manifest
+            for one in self.columns:
+                one.check_hashes()
             with progress.phase("select", rows, unit="rows") as phase:
                 write_pieces(bank, pieces, phase, beside=bytes_beside(rows, source, mirror=mirror))
             write_beside(bank, mirror=mirror, progress=progress)
