@@ -86,7 +86,7 @@ def write_beside(bank: BankWriter, *, mirror: bool, progress: Progress) -> None:
     """The key file of a feature bank, and its mirror where it is to have one; nothing for other kinds."""
     if bank.kind != "features":
         return
-    rows, width = bank.done_rows, int(bank.recipe["hidden_size"])
+    rows, width = bank.done_rows, finished_batches(bank)[0].schema.field("features").type.list_size
     with progress.phase("mirror", rows, unit="rows") as phase:
         write_keys(bank, rows=rows)
         if mirror:
