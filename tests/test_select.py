@@ -114,6 +114,16 @@ def test_selected_texts_say_of_which_file_they_are_but_not_that_they_are_all_of_
     assert grown["rows"] > manifest["rows"]
 
 
+def test_a_merge_with_a_selection_states_no_hash_of_a_split_that_it_has_not_all_of(bank: Path, tmp_path: Path) -> None:
+    texts = bank.parent / "texts"
+    select_rows(SelectConfig(limit=4), texts, tmp_path / "some")
+    save_texts(tmp_path / "others", ["another text"], train="cd")
+    manifest = merge_banks([tmp_path / "others", tmp_path / "some"], tmp_path / "merged")
+    assert not {"train_sha256", "selected"} & set(manifest)
+    assert [entry["sha256"][:2] for entry in manifest["sources"]] == ["cd", "ab"]
+    assert proved(tmp_path / "merged")
+
+
 def test_a_text_is_taken_whole(tmp_path: Path) -> None:
     texts = ["one, two", "one", "two", "a<=b"]
     save_texts(tmp_path / "texts", texts)

@@ -323,12 +323,8 @@ class RunOptions:
     engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
     workers: Workers = None
     ray_address: Annotated[str | None, _run("--ray-address", help="A cluster; default a local Ray.")] = None
-    drift_sample: Annotated[
-        int, _run("--drift-sample", help="With --onto: old texts encoded again first, to see that vectors still agree.")
-    ] = 64
-    min_cosine: Annotated[float, _run("--min-cosine", help="With --onto: the least cosine of these to the stored vectors.")] = (
-        0.999
-    )
+    drift_sample: Annotated[int, _run("--drift-sample", help="With --onto: how many old texts are encoded again first.")] = 64
+    min_cosine: Annotated[float, _run("--min-cosine", help="With --onto: the least cosine of these to their vectors.")] = 0.999
     restart: Restart = False
 
     def options(self, worker: str | None = None) -> Run:

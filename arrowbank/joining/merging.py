@@ -139,22 +139,22 @@ class _Merged:
         every = [stated(part) for part in self.parts]
         alike = {name: value for name, value in every[0].items() if all(other.get(name) == value for other in every[1:])}
         alike |= {name: every[0][name] for name in FIRST if name in every[0]}
-        if not self.mirror:
-            alike = {name: value for name, value in alike.items() if name not in ("bank", "index", "texts")}
+        left_out = ("selected", "codec_error", *(() if self.mirror else ("bank", "index", "texts")))
+        alike = {name: value for name, value in alike.items() if name not in left_out}
         before = every[0] | {name: _union(every, name) for name in ("kinds", "source_rows") if name in every[0]}
         if bank.kind == "targets":
             before |= {"nonfinite": _sum([one["nonfinite"] for one in every])}
-            alike.pop("codec_error", None)
             alike["source"] = " + ".join(dict.fromkeys(str(one["source"]) for one in every))
         else:
-            alike |= self._sources(every)
+            alike = {name: value for name, value in alike.items() if not name.endswith("_sha256")} | self._sources(every)
         found = counted(bank, before)
         return {**alike, **found, **self._counts(every, found), **self._history()}
 
     def _sources(self, every: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Files of all parts, and for each split one hash over those that the parts state: none is of one file any more."""
+        """Files of all parts, and for each split one hash over those that the parts state, unless one does not (a selection)."""
         sources = [entry for one in every for entry in one.get("sources", ())]
-        names = [name for one in every for name in one if name.endswith("_sha256")]
+        unsaid = {name for one in every for entry in one.get("sources", ()) if (name := f"{entry['name']}_sha256") not in one}
+        names = {name: None for one in every for name in one if name.endswith("_sha256") and name not in unsaid}
         hashes = {name: list(dict.fromkeys(one[name] for one in every if name in one)) for name in names}
         return {
             **({"sources": [entry for at, entry in enumerate(sources) if entry not in sources[:at]]} if sources else {}),
