@@ -220,7 +220,7 @@ def test_every_moment_of_death_while_merging_is_made_good_by_the_same_command(tm
     merge_banks([a, b], tmp_path / "whole")
     whole = tree_bytes(tmp_path / "whole")
     before = tree_bytes(tmp_path / "a") | tree_bytes(tmp_path / "b")
-    for moment in range(1, 1000, 2):
+    for moment in range(1, 1000, 3):
         out = tmp_path / f"killed-{moment}"
         outcome = kill_at(moment, merge_banks, [a, b], out)
         assert outcome.error == ""

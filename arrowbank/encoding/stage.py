@@ -16,6 +16,7 @@ from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import LOG, Manifest, ranges
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
+from arrowbank.bank.opening import open_texts_behind
 from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
 from arrowbank.encoding.drift import DriftCheck, told_since
 from arrowbank.encoding.growing import adopt, check_fits, open_old
@@ -94,19 +95,7 @@ class EncodePlan:
     @cached_property
     def texts(self) -> Bank:
         """The texts bank behind the tokens; InputError when it is gone or another one."""
-        named = self.tokens.manifest["texts"]
-        folder = Path(self.texts_folder or self.tokens.folder / named["path"])
-        if not folder.is_dir():
-            raise InputError(
-                f"{folder}: the texts bank behind {self.tokens.folder} is not there. Give its folder with --texts."
-            )
-        texts = open_bank(folder)
-        if texts.plan_digest != named["plan_digest"]:
-            raise InputError(
-                f"{folder}: not the texts bank that {self.tokens.folder} was made from (plan digest {texts.plan_digest[:12]}, "
-                f"expected {named['plan_digest'][:12]}). Give the right folder with --texts, or tokenize again."
-            )
-        return texts
+        return open_texts_behind(self.tokens, self.texts_folder)
 
     @cached_property
     def info(self) -> ModelInfo | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.opening import open_texts_behind
 from arrowbank.errors import InputError
 from arrowbank.joining.conditions import Condition, Table, parse_condition
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
@@ -75,7 +76,7 @@ def select_rows(
         raise InputError(f"{bank}: is the folder to be written, too. Give --out another one.")
     if source.kind != "tokens":
         return _Selection(config, source, (source,)).write(target, {}, restart, progress)
-    texts_bank = _texts_of(source, texts)
+    texts_bank = open_texts_behind(source, texts)
     beside = target.resolve().with_name(target.resolve().name + BESIDE)
     written = _Selection(config, texts_bank, (source, texts_bank)).write(beside, {}, restart, progress)
     fields = {
@@ -83,17 +84,6 @@ def select_rows(
         "kinds": written["kinds"],
     }
     return _Selection(config, source, (source, texts_bank)).write(target, fields, restart, progress)
-
-
-def _texts_of(tokens: Bank, folder: str | Path | None) -> Bank:
-    named = tokens.manifest["texts"]
-    place = Path(folder or tokens.folder / named["path"])
-    if not place.is_dir():
-        raise InputError(f"{place}: the texts bank behind {tokens.folder} is not there. Give its folder with --texts.")
-    texts = open_bank(place)
-    if texts.plan_digest != named["plan_digest"]:
-        raise InputError(f"{place}: not the texts bank that {tokens.folder} was made from. Give the right folder with --texts.")
-    return texts
 
 
 @dataclass(frozen=True)
@@ -154,12 +144,10 @@ class _Selection:
         return pieces
 
     def _nothing(self, table: Table, conditions: Sequence[Condition]) -> str:
-        where = " ".join(f"--where {condition}" for condition in conditions)
-        rows = f" --rows {self.config.rows[0]}:{self.config.rows[1]}" if self.config.rows else ""
+        asked = [f"--where {condition}" for condition in conditions]
+        asked += [f"--rows {self.config.rows[0]}:{self.config.rows[1]}"] if self.config.rows else []
         there = "; ".join(table.values(name) for name in dict.fromkeys(condition.column for condition in conditions))
-        return (
-            f"{self.source.folder}: no row fits {where}{rows}. It has {len(self.source):,} rows{'; ' + there if there else ''}."
-        )
+        return f"{self.source.folder}: no row fits {' '.join(asked)}. It has {len(self.source):,} rows{'; ' + there if there else ''}."
 
     def _fields(self, bank: BankWriter) -> dict[str, Any]:
         """What the source says, but for what is true only of all its rows."""
