@@ -23,7 +23,8 @@ ENCODING_METHOD = 1
 
 DRIFT_SAMPLE = 64
 # Lowest cosines to MiniLM's float32 vectors over 64 texts: bfloat16 0.99994, weights rounded to 8 bits 0.9991, to 4 bits 0.83,
-# another pooling or layer below 0.3. The same model on another machine is nearer than another dtype: it passes, the rest does not.
+# another pooling or layer below 0.3. So the bound lets through what rounding does, and nothing else: another device or library
+# version passes, another model or a quantisation that nobody declared does not.
 MIN_COSINE = 0.999
 
 

@@ -93,6 +93,6 @@ def told_since(folder: Path, offset: int) -> list[str]:
     """What was measured for the bank in `folder` since its build.jsonl had `offset` bytes, for people."""
     with (folder / LOG).open("rb") as log:
         log.seek(offset)
-        lines = [json.loads(line) for line in log]
-    names = tuple(Drift.__dataclass_fields__)
-    return [str(Drift(**{name: line[name] for name in names})) for line in lines if line["event"] == EVENT]
+        # other jobs of an array may be writing theirs
+        lines = [json.loads(line) for line in log if f'"event": "{EVENT}"'.encode() in line and line.endswith(b"}\n")]
+    return [str(Drift(**{name: line[name] for name in Drift.__dataclass_fields__})) for line in lines]
