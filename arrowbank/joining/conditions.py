@@ -40,14 +40,14 @@ class Condition:
                 raise InputError(f"--where {self}: {self.column} is text, give {self.column}=VALUE.")
             return pc.is_in(column, value_set=pa.array(self.values, column.type))
         try:
-            numbers = [int(value) for value in self.values]
-        except ValueError:
+            numbers = pa.array([int(value) for value in self.values], pa.int64())
+        except (ValueError, OverflowError):
             raise InputError(f"--where {self}: {self.column} is a number, as in --where {self.column}<=128.") from None
         if self.operator == "=":
-            return pc.is_in(column.cast(pa.int64()), value_set=pa.array(numbers, pa.int64()))
+            return pc.is_in(column.cast(pa.int64()), value_set=numbers)
         if len(numbers) > 1:
             raise InputError(f"--where {self}: give one number, as in --where {self.column}<=128.")
-        return COMPARE[self.operator](column, pa.scalar(numbers[0], pa.int64()))
+        return COMPARE[self.operator](column, numbers[0])
 
 
 def parse_condition(text: str) -> Condition:
