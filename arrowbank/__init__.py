@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from arrowbank.auditing import Audit, AuditConfig, audit
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.trunk import open_trunk
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from arrowbank.joining.selecting import SelectConfig, select_rows
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.searching import Hit, SearchConfig, Searcher
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
 
 _HOME = {
+    "Audit": "auditing",
+    "AuditConfig": "auditing",
     "Bank": "bank",
     "BatchRules": "plan",
     "BuildConfig": "building",
@@ -56,6 +60,7 @@ _HOME = {
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
     "HealConfig": "heal.config",
+    "Hit": "searching",
     "ImportConfig": "targets.importing",
     "In2Config": "in2.config",
     "ModelConfig": "models",
@@ -63,11 +68,14 @@ _HOME = {
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
+    "SearchConfig": "searching",
+    "Searcher": "searching",
     "SelectConfig": "joining.selecting",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "TrunkConfig": "trunk.planning",
     "TrunkData": "trunk.planning",
+    "audit": "auditing",
     "build": "building",
     "build_in2": "in2.building",
     "build_probes": "in2.probes",
@@ -94,6 +102,8 @@ _HOME = {
 }
 
 __all__ = [
+    "Audit",
+    "AuditConfig",
     "Bank",
     "BatchRules",
     "BuildConfig",
@@ -106,6 +116,7 @@ __all__ = [
     "FeatureBank",
     "FeatureDataset",
     "HealConfig",
+    "Hit",
     "ImportConfig",
     "In2Config",
     "ModelConfig",
@@ -113,11 +124,14 @@ __all__ = [
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
+    "SearchConfig",
+    "Searcher",
     "SelectConfig",
     "TargetDataset",
     "TokenizeConfig",
     "TrunkConfig",
     "TrunkData",
+    "audit",
     "build",
     "build_in2",
     "build_probes",
