@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from arrowbank.joining.selecting import SelectConfig, select_rows
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.report import ReportConfig, write_report
     from arrowbank.searching import Hit, SearchConfig, Searcher
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
@@ -65,6 +66,7 @@ _HOME = {
     "In2Config": "in2.config",
     "ModelConfig": "models",
     "ProbesConfig": "in2.probes",
+    "ReportConfig": "report",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
@@ -99,6 +101,7 @@ _HOME = {
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
     "verify_in2": "in2.gate",
+    "write_report": "report",
 }
 
 __all__ = [
@@ -121,6 +124,7 @@ __all__ = [
     "In2Config",
     "ModelConfig",
     "ProbesConfig",
+    "ReportConfig",
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
@@ -155,6 +159,7 @@ __all__ = [
     "tokenize",
     "verify",
     "verify_in2",
+    "write_report",
 ]
 
 

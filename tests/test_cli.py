@@ -29,6 +29,7 @@ CONTRACT = {
     "select": "where rows limit out texts restart",
     "verify": "quick",
     "info": "",
+    "report": "out verify points neighbours audit",
     "estimate": "model",
     "compare": "min-cosine",
     "lookup": "",
