@@ -48,6 +48,8 @@ def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILE
     with progress.phase("verify", sum(entry["bytes"] for entry in bank.manifest["files"]), unit="bytes") as phase:
         checks.append(_hashes(bank, phase.advance))
     checks += [_strays(bank), _types(bank)]
+    if (readable := _readable(bank)) is not None:
+        return [*checks, readable]
     checks += [check(bank) for check in _CHECKS.get(bank.kind, ())]
     return checks + _of_windows(bank)
 
@@ -74,6 +76,18 @@ def _types(bank: Bank) -> Check:
     if read_json(bank.folder / INFO).get("features") != wanted:
         wrong.append(INFO)
     return found_wrong("types", wrong, f"columns {', '.join(bank.columns)}", "other column types in")
+
+
+def _readable(bank: Bank) -> Check | None:
+    """The failed check of a bank whose bytes are no values of its columns' types (an offset out of range, text that is not UTF-8):
+    the other checks would stumble over them. None where all are."""
+    wrong = []
+    for name, batch in zip(bank.shard_names, bank.shards(), strict=True):
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            wrong.append(f"{name} ({str(error).splitlines()[0]})")
+    return found_wrong("values", wrong, "", "not of their columns' types in") if wrong else None
 
 
 def _text_keys(bank: Bank) -> Check:

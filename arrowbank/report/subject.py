@@ -9,8 +9,9 @@ from pathlib import Path
 from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.opening import open_bank
-from arrowbank.bank.reader import Bank
+from arrowbank.bank.reader import Bank, local_folder
 from arrowbank.errors import ArrowbankError, IncompleteBank, InputError
+from arrowbank.progress import SILENT, Progress
 
 IN2 = "in2"
 BUILT = ("texts", "tokens", "features")
@@ -41,13 +42,13 @@ class Subject:
         return next((bank for bank in self.banks.values() if bank.kind == kind), self.beside.get(kind))
 
 
-def open_subject(folders: Sequence[str | Path]) -> Subject:
-    """Open what was given: a bank, several arms, a folder that `build` made, or a healing's OUT.heal.
+def open_subject(folders: Sequence[str | Path], progress: Progress = SILENT) -> Subject:
+    """Open what was given: a bank or its address, several arms, a folder that `build` made, or a healing's OUT.heal.
 
     Raises what `open_bank` raises, InputError for several folders that are not all arms, IncompleteBank for a healing
     that is not done.
     """
-    paths = [Path(folder) for folder in folders]
+    paths = [local_folder(folder, progress) for folder in folders]
     if not paths:
         raise InputError("no bank is given. Give a bank's folder.")
     if len(paths) > 1:
@@ -80,7 +81,8 @@ def _arms(paths: Sequence[Path]) -> Subject:
 
 def _healing(path: Path) -> Path | None:
     """The folder of a healing's report, for it or for the checkpoint beside it."""
-    for folder in (path, path.with_name(f"{path.name}.heal")):
+    whole = path.absolute()  # "." has no name of its own
+    for folder in (path, whole.with_name(f"{whole.name}.heal")):
         if (folder / MANIFEST).exists():
             return None
         if (folder / HEAL_REPORT).is_file():
@@ -97,7 +99,7 @@ def _found_beside(bank: Bank) -> dict[str, Bank]:
     found: dict[str, Bank] = {}
     for kind in BUILT[: BUILT.index(bank.kind)] if bank.kind in BUILT else ():
         try:
-            other = open_bank(bank.folder.parent / kind)
+            other = open_bank(bank.folder.absolute().parent / kind)
         except ArrowbankError:  # not there, unfinished or damaged: the page does without it
             continue
         if other.kind == kind and len(other) == len(bank) and _is_source(other, bank):

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check
 from arrowbank.bank.files import explained, human_bytes, publish_bytes
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
-from arrowbank.errors import InputError
+from arrowbank.errors import CorruptBank, InputError
 from arrowbank.leakage import read_audit
 from arrowbank.progress import SILENT, Progress
 from arrowbank.report.arms import tell_arms, tell_probes
@@ -80,7 +82,8 @@ def write_report(
 ) -> list[Check]:
     """Write the page about `banks` to the file `out`; the checks that were run.
 
-    `banks` is one folder: a committed bank of any kind, a folder that `build` made, or a healing's OUT.heal; or several IN2 arms.
+    `banks` is one folder or address: a committed bank of any kind, a folder that `build` made, or a healing's OUT.heal; or several
+    IN2 arms.
     The page is written also where a check fails, and says so. The same banks and options give the same bytes.
 
     Raises InputError (no bank, banks that do not go together, an audit that is none), IncompleteBank (not committed),
@@ -91,10 +94,10 @@ def write_report(
         what = "a folder" if out.is_dir() else "no name of a page"
         raise InputError(f"{out}: {what}, expected a file that ends in .html. Give one such as report.html.")
     audit = None if config.audit is None else read_audit(config.audit)
-    subject = open_subject(banks)
+    subject = open_subject(banks, progress)
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
     damaged = any(proof.damaged for proof in proofs.values())
-    story = _damaged(subject) if damaged else _story(subject, config, progress)
+    story = _damaged(subject) if damaged else _read_story(subject, config, progress)
     sections = [*story.sections]
     if audit is not None:
         sections.append(audit_section(audit))
@@ -113,6 +116,17 @@ def write_report(
         out.parent.mkdir(parents=True, exist_ok=True)
     publish_bytes(out, page.html())
     return [*story.checks, *(check for proof in proofs.values() for check in proof.checks)]
+
+
+def _read_story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
+    """`_story`; CorruptBank where bytes that nobody has proved are no values."""
+    try:
+        return _story(subject, config, progress)
+    except (UnicodeDecodeError, pa.ArrowInvalid) as error:
+        raise CorruptBank(
+            f"{subject.folder}: holds what is no value of its column's type ({error}). `arrowbank verify` says in which file; "
+            "with --verify here the page says it."
+        ) from None
 
 
 def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
