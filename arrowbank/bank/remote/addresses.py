@@ -15,7 +15,7 @@ from arrowbank.errors import InputError
 
 HUB = "hf://"
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")  # up to the last @: a password may have one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,18 @@ def parse_address(value: str, revision: str | None = None) -> Address:
     if not value.startswith(HUB):
         if revision is not None:
             raise InputError(f"{Address(url=value).shown}: has no revisions; leave --revision {revision} out.")
-        return Address(url=value.rstrip("/"))
+        scheme, _, path = value.partition("://")
+        if not path.strip("/"):  # without its slashes it would be a folder of this machine
+            raise InputError(f"{value}: names no folder. Give an address as in s3://bucket/prefix.")
+        return Address(url=f"{scheme}://{path.rstrip('/')}")
     place, _, named = value.removeprefix(HUB).partition("@")
     repo = place.removeprefix("datasets/")
     if repo == place or not _REPO.fullmatch(repo):
-        raise InputError(f"{value}: expected hf://datasets/OWNER/NAME, or hf://datasets/OWNER/NAME@REVISION.")
+        raise InputError(
+            f"{without_credentials(value)}: expected hf://datasets/OWNER/NAME, or hf://datasets/OWNER/NAME@REVISION."
+        )
     if revision and named and named != revision:
-        raise InputError(f"{value}: names the revision {named}, and --revision {revision}. Give one of them.")
+        raise InputError(
+            f"{without_credentials(value)}: names the revision {named}, and --revision {revision}. Give one of them."
+        )
     return Address(repo=repo, revision=named or revision)

@@ -70,7 +70,8 @@ def _filesystem(address: Address) -> tuple[Any, str]:
 
     scheme = address.url.partition("://")[0]
     try:
-        fs, root = url_to_fs(address.url)
+        with object_errors(address.shown):  # some connect right here
+            fs, root = url_to_fs(address.url)
     except ImportError as error:
         what = EXTRAS.get(scheme)
         install = f"pip install '{what}'" if what else "Install the package that it names"
