@@ -5,6 +5,7 @@ A row of SIGNS is a kind of folder: how it is known (a look at names, and at sma
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from arrowbank.bank.info import PARTS, describe_folder
 from arrowbank.bank.manifest import FORMAT, MANIFEST, STATE, read_json
+from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats import deepspec, dump
 from arrowbank.formats.exported import NOTE
@@ -38,18 +40,42 @@ class Sign:
 
 def describe_any(place: str | Path) -> dict[str, Any]:
     """Facts about what lies at `place`, with `kind` and `next`. InputError where it is nothing that a command takes."""
-    folder = Path(place)
-    if not folder.exists():
+    folder = _local(place)
+    if not (folder.is_dir() or folder.is_file()):
         raise InputError(f"{folder}: no such folder or file. Give one that is there.")
     if is_bank(folder) or any(is_bank(folder / part) for part in PARTS):
         return describe_folder(folder)
     for sign in SIGNS:
         if sign.known(folder):
-            return {"folder": str(folder), "kind": sign.kind, **sign.say(folder), "next": sign.next.format(folder=folder)}
+            return {
+                "folder": str(folder),
+                "kind": sign.kind,
+                **sign.say(folder),
+                "next": sign.next.format(folder=shlex.quote(str(folder))),
+            }
     raise InputError(
         f"{folder}: {_inside(folder)}; nothing that a command of arrowbank takes. Give a bank, a folder or file of episodes "
         "(.jsonl, Parquet), token ids (.bin, .npy), an engine's dump, a model, or what was exported."
     )
+
+
+def _local(place: str | Path) -> Path:
+    """The place itself. InputError for an address: what lies there would have to be fetched to be looked at."""
+    if not is_address(place):
+        return Path(place)
+    address = parse_address(str(place))
+    if address.local is None:
+        raise InputError(
+            f"{address.shown}: an address, and only what is on this machine can be looked at. "
+            f"Fetch it: arrowbank pull {address.shown} DIR"
+        )
+    return address.local
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty for another value, which is somebody else's. CorruptBank when it is not JSON."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
 
 
 def is_bank(folder: Path) -> bool:
@@ -91,8 +117,8 @@ def _inside(folder: Path) -> str:
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / "config.json")
-    inner = config.get("text_config") or config
+    config = _object(folder / "config.json")
+    inner = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     facts = {
         "architecture": ", ".join(config.get("architectures") or [str(config.get("model_type"))]),
         "layers": inner.get("num_hidden_layers"),
@@ -106,21 +132,26 @@ def _model(folder: Path) -> dict[str, Any]:
 
 def _decodes(folder: Path) -> bool:
     """Whether there is a model that gives a next token."""
-    return (folder / "config.json").is_file() and _model(folder)["architecture"].endswith(DECODERS)
+    return _is_model(folder) and _model(folder)["architecture"].endswith(DECODERS)
+
+
+def _is_model(folder: Path) -> bool:
+    config = folder / "config.json"
+    return config.is_file() and bool(_object(config).keys() & {"architectures", "model_type"})
 
 
 def _exported(folder: Path) -> dict[str, Any]:
-    note = read_json(folder / NOTE)
+    note = _object(folder / NOTE)
     return {name: note[name] for name in ("format", "stride", "rows", "samples", "tokens") if name in note}
 
 
 def _cache(folder: Path) -> dict[str, Any]:
-    note = read_json(folder / deepspec.MANIFEST)
+    note = _object(folder / deepspec.MANIFEST)
     return {name: value for name, value in note.items() if isinstance(value, str | int) or name == "target_layer_ids"}
 
 
 def _report(folder: Path) -> dict[str, Any]:
-    report = read_json(folder / "report.json")
+    report = _object(folder / "report.json")
     return {name: value for name, value in report.items() if isinstance(value, str | int | float)}
 
 
@@ -151,7 +182,7 @@ SIGNS = (
     ),
     Sign("scores of IN2 probes", _has("scores.json", "scores.csv"), "look at scores.png", _named(".csv")),
     Sign("a causal language model", _decodes, ENCODE + CAPTURE, _model),
-    Sign("a model", _has("config.json"), ENCODE, _model),
+    Sign("a model", _is_model, ENCODE, _model),
     Sign(
         "a dataset that was saved with save_to_disk",
         lambda folder: (folder / STATE).is_file() or (folder / "dataset_dict.json").is_file(),
@@ -190,6 +221,6 @@ def _folders(folder: Path) -> list[Path]:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        return is_bank(folder) and read_json(folder / MANIFEST).get("format") == FORMAT
+        return is_bank(folder) and _object(folder / MANIFEST).get("format") == FORMAT
     except (OSError, ArrowbankError):
         return False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from arrowbank.bank.manifest import JOURNAL, MANIFEST, STATE, Manifest, Receipt, read_json, read_manifest
+from arrowbank.errors import CorruptBank
 
 PARTS = ("texts", "tokens", "features")  # of a folder that `build` made
 NEXT = {
@@ -53,15 +56,31 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
         "state": "committed" if committed else "not committed: trainers refuse it",
         "rows": rows,
         **({"rows_in_all": total} if not committed and total is not None else {}),
-        "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        "bytes": _bytes(folder),
         **{name: manifest[name] for name in SHOWN if manifest.get(name) is not None},
         "plan_digest": manifest["plan_digest"],
-        "next": next_step.format(folder=folder)
+        "next": next_step.format(folder=shlex.quote(str(folder)))
         if committed
         else "the command that began it, again: it goes on where it stopped",
     }
 
 
+# A build may be at work here: what a listing names, it may have put elsewhere a moment later.
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def _receipt_rows(folder: Path, manifest: Manifest) -> int:
-    receipts = (Receipt(**read_json(path)) for path in (folder / JOURNAL).glob("data-*.json"))
-    return sum(receipt.rows or 0 for receipt in receipts if receipt.plan_digest == manifest["plan_digest"])
+    """The rows of finished shards. A receipt that cannot be read counts for nothing: the next run makes that shard again."""
+    rows = 0
+    for path in (folder / JOURNAL).glob("data-*.json"):
+        with suppress(FileNotFoundError, CorruptBank, TypeError):
+            receipt = Receipt(**read_json(path))
+            rows += (receipt.rows or 0) if receipt.plan_digest == manifest["plan_digest"] else 0
+    return rows

@@ -29,6 +29,7 @@ INFO = "dataset_info.json"
 CARD = "README.md"
 LOG = "build.jsonl"
 JOURNAL = "journal"
+FIELDS = ("kind", "plan_digest", "recipe", "rows", "complete", "files")  # every writer says these
 SHARD_NAME = re.compile(r"data-(\d{5,})\.arrow")
 
 Manifest = dict[str, Any]
@@ -103,7 +104,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the bank in `folder`, committed or not. InputError when there is none."""
+    """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when it lacks a field."""
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(_no_bank(folder))
@@ -111,6 +112,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise InputError(f"{path}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
+    if missing := [name for name in FIELDS if name not in manifest]:
+        raise CorruptBank(f"{path}: says nothing of {', '.join(missing)}. The file is damaged; restore it or rebuild the bank.")
     return manifest
 
 
