@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from arrowbank.bank.remote.addresses import without_credentials
 from arrowbank.bank.verify import verify
 from arrowbank.cli import main
+from arrowbank.cli.first import interrupted, welcome
 from tests import arms, banks, feature_banks
 
 
@@ -46,3 +50,108 @@ def test_a_report_takes_the_folder_one_is_in_and_an_address(tmp_path: Path, monk
     for place, page in zip((str(arm), ".", f"file://{arm}"), pages, strict=True):
         assert main(["report", place, "--out", str(page)]) == 0
     assert len({page.read_bytes() for page in pages}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("manifest.json", []),
+        ("manifest.json", {"format": "arrowbank/1"}),
+        ("config.json", []),
+        ("config.json", {"architectures": ["XForCausalLM"], "text_config": []}),
+        ("report.json", []),
+        ("arrowbank.json", 3),
+    ],
+)
+def test_info_and_the_welcome_live_with_files_of_other_people(
+    tmp_path: Path, name: str, contents: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "plan.json").write_text("[]")
+    (tmp_path / "inside" / name).write_text(json.dumps(contents))
+    assert main(["info", str(tmp_path / "inside")]) in (0, 2)
+    banks.make_texts(tmp_path / "texts")
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 0
+    assert "texts, 40 rows, committed" in welcome(tmp_path)
+
+
+def test_a_bank_with_a_torn_receipt_still_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    banks.make_texts(tmp_path / "my texts")
+    (tmp_path / "my texts" / "state.json").unlink()
+    (tmp_path / "my texts" / "journal").mkdir()
+    for number, contents in enumerate(("", "[]", "{}")):
+        (tmp_path / "my texts" / "journal" / f"data-0000{number}.json").write_text(contents)
+    assert main(["info", str(tmp_path / "my texts")]) == 0
+    assert "not committed" in capsys.readouterr().out
+    assert main(["info", "/dev/null"]) == 2
+
+
+def test_what_info_says_to_run_next_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bank = save(tmp_path / "a bank's")
+    assert main(["info", str(bank), "--json"]) == 0
+    for line in json.loads(capsys.readouterr().out)["next"].splitlines():
+        assert str(bank) in shlex.split(line)
+
+
+def test_info_of_an_address_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "s3://me:secret@bucket/bank"]) == 2
+    assert "arrowbank pull s3://bucket/bank DIR" in capsys.readouterr().err
+    assert main(["info", f"file://{save(tmp_path / 'bank')}"]) == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "select {bank} --limit 1 --out s3://bucket/x",
+        "merge {bank} {bank} --out memory://x",
+        "export {bank} --to parquet --out gs://bucket/x",
+        "pull file://{bank} s3://bucket/x",
+        "report {bank} --out s3://bucket/x.html",
+    ],
+)
+def test_an_address_to_write_to_is_no_folder(
+    tmp_path: Path, argv: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank = save(tmp_path / "bank")
+    monkeypatch.chdir(tmp_path)
+    assert main(argv.format(bank=bank).split()) == 2
+    assert f"{argv.split()[-1]}: an address" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bank"]
+
+
+def test_no_password_of_an_address_is_ever_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    banks.make_texts(tmp_path / "bank")
+    bank, place = str(tmp_path / "bank"), f"memory://me:s@cret@{tmp_path.name}/bank"
+    assert without_credentials(place) == f"memory://{tmp_path.name}/bank"
+    assert main(["push", bank, place]) == 0
+    assert main(["pull", place, str(tmp_path / "pulled")]) == 0
+    assert main(["pull", place, str(tmp_path / "pulled"), "--json"]) == 0
+    assert main(["targets", "verify", place, "--model", "m"]) == 2
+    assert main(["in2", "verify", place]) == 1
+    assert main(["pull", "hf://me:s@cret@datasets/x", str(tmp_path / "other")]) == 2
+    said = capsys.readouterr()
+    assert "cret" not in said.out + said.err
+    assert "cret" not in interrupted(["push", bank, place])
+
+
+def test_a_place_that_cannot_be_connected_to_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "ftp://127.0.0.1:1/bank", str(tmp_path / "bank")]) == 2
+    assert "arrowbank: ftp://127.0.0.1:1/bank: Connection" in capsys.readouterr().err
+
+
+def test_the_command_that_goes_on_throws_nothing_away() -> None:
+    assert interrupted(["build", "--restart", "--out=x"]).endswith("\n  arrowbank build --out=x")
+    assert "demo" in interrupted(["demo"])
+    assert "trunk build" in interrupted(["trunk", "build", "--model", "m"])
+    for argv in (["report", "b", "--out", "p.html"], ["audit", "b", "--out", "f"], ["search", "b", "push"]):
+        assert interrupted(argv) == "arrowbank: interrupted."
+
+
+@pytest.mark.parametrize("place", ["memory://", "s3:///", "://"])
+def test_an_address_of_nothing_is_no_folder_here(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    banks.make_texts(tmp_path / "bank")
+    monkeypatch.chdir(tmp_path)
+    assert main(["push", "bank", place]) == 2
+    assert main(["pull", place, "pulled"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["bank"]

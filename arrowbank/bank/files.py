@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -174,6 +175,16 @@ def explain(error: OSError, path: Path) -> ArrowbankError | None:
     if error.errno in NO_ACCESS:
         return InputError(f"{path}: cannot be written ({error.strerror}). Give a folder that this user may write to.")
     return None
+
+
+def refuse_address(place: Path) -> None:
+    """InputError for an address given as a place to write to: as a path it would name folders such as `s3:` here."""
+    scheme = place.parts[0] if place.parts else ""
+    if re.fullmatch(r"[a-z][a-z0-9+.-]+:", scheme) and not Path(scheme).exists():
+        raise InputError(
+            f"{scheme}//{'/'.join(place.parts[1:])}: an address. What is written goes to a folder of this machine: give one. "
+            "`arrowbank push FOLDER ADDRESS` brings a bank from there to an address."
+        )
 
 
 def free_bytes(folder: Path) -> int:

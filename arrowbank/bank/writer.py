@@ -29,6 +29,7 @@ from arrowbank.bank.files import (
     publish_bytes,
     publish_json,
     publishing,
+    refuse_address,
     sweep_temporaries,
     sync_folder,
     waiting_lock,
@@ -142,6 +143,7 @@ class BankWriter:
             self._lock = None
 
     def _refuse_other_folders(self) -> None:
+        refuse_address(self.folder)
         if not self.folder.exists():
             return
         if not self.folder.is_dir():

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from arrowbank.bank.files import FolderLock, HashedFile, explained, publish_bytes
+from arrowbank.bank.files import FolderLock, HashedFile, explained, publish_bytes, refuse_address
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json
 from arrowbank.bank.writer import ShardWriter
@@ -54,6 +54,7 @@ class ExportFolder:
         return path.is_file() and self.mark.encode() in path.read_bytes()
 
     def __enter__(self) -> ExportFolder:
+        refuse_address(self.folder)
         there = self._inside()
         if foreign := sorted(name for name in there if not any(fnmatch(name, pattern) for pattern in self._owns)):
             raise InputError(

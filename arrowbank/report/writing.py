@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check
-from arrowbank.bank.files import explained, human_bytes, publish_bytes
+from arrowbank.bank.files import explained, human_bytes, publish_bytes, refuse_address
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
@@ -90,6 +90,7 @@ def write_report(
     CorruptBank (files missing or cut), DiskFull.
     """
     out = Path(out)
+    refuse_address(out)
     if out.is_dir() or out.suffix not in (".html", ".htm"):
         what = "a folder" if out.is_dir() else "no name of a page"
         raise InputError(f"{out}: {what}, expected a file that ends in .html. Give one such as report.html.")

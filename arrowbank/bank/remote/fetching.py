@@ -21,6 +21,7 @@ from arrowbank.bank.files import (
     explained,
     publish_bytes,
     publish_json,
+    refuse_address,
     require_space,
     sha256_of,
     sweep_temporaries,
@@ -129,6 +130,7 @@ def _named(found: Stored) -> str:
 
 
 def _refuse_another_bank(folder: Path, data: bytes, shown: str) -> None:
+    refuse_address(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
