@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from arrowbank.bank.files import publish_json
+from arrowbank.bank.files import explained, publish_json, refuse_address
 from arrowbank.errors import InputError
 
 
@@ -58,9 +58,20 @@ class Audit:
         return self.max_shared is None or self.exact + self.near <= self.max_shared
 
 
+def audit_file(path: str | Path) -> Path:
+    """The file that an audit is to be written to, its folder made. InputError where none can be, before anything takes long."""
+    file = Path(path)
+    refuse_address(file)
+    if file.is_dir():
+        raise InputError(f"{file}: a folder, expected a file. Give one such as audit.json.")
+    with explained(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
 def write_audit(audit: Audit, path: str | Path) -> None:
-    """Publish `audit` as JSON."""
-    publish_json(Path(path), asdict(audit))
+    """Publish `audit` as JSON. InputError, DiskFull."""
+    publish_json(audit_file(path), asdict(audit))
 
 
 def read_audit(path: str | Path) -> Audit:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from arrowbank import open_bank
 from arrowbank.bank.remote.addresses import without_credentials
 from arrowbank.bank.verify import verify
 from arrowbank.cli import main
@@ -155,3 +159,60 @@ def test_an_address_of_nothing_is_no_folder_here(tmp_path: Path, place: str, mon
     assert main(["push", "bank", place]) == 2
     assert main(["pull", place, "pulled"]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["bank"]
+
+
+def test_bytes_that_are_no_text_go_in_and_out(tmp_path: Path) -> None:
+    bank = save(tmp_path / "bank")
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "arrowbank", "lookup", str(bank), b"\xff", "--json"],
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout) == {"text": "\udcff", "row": -1, "vector": None}
+    asked = "import sys; from arrowbank.cli import main; main(['info', '.']); print(repr(input()))"
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        input=b"a\xffb\n",
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert "a\ufffdb" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"), [("full", "a folder"), ("s3://b/x.json", "an address"), ("file/x", "cannot be written")]
+)
+def test_an_audit_says_before_it_begins_that_its_file_cannot_be(
+    tmp_path: Path, out: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("file").write_text("x")
+    assert main(["audit", "no bank", "none", "--out", out]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_page_in_a_folder_that_is_a_file_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main(["report", str(save(tmp_path / "bank")), "--points", "0", "--out", str(tmp_path / "file" / "x.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_audit_makes_the_folder_of_its_file_and_takes_no_option_for_nothing(tmp_path: Path) -> None:
+    bank = str(save(tmp_path / "bank"))
+    assert main(["audit", bank, bank, "--out", str(tmp_path / "new" / "audit.json")]) == 0
+    assert json.loads((tmp_path / "new" / "audit.json").read_text())["rows"]
+    assert main(["audit", bank, bank, "--field", "query=query"]) == 2
+
+
+def test_a_selection_never_throws_away_the_texts_that_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    banks.make_texts(tmp_path / "few-texts")
+    banks.make_tokens(tmp_path / "tokens", tmp_path / "few-texts")
+    argv = ["select", str(tmp_path / "tokens"), "--limit", "3", "--out", str(tmp_path / "few"), "--restart"]
+    assert main(argv) == 2
+    assert "is the folder to be written, too" in capsys.readouterr().err
+    assert len(open_bank(tmp_path / "few-texts")) == 40

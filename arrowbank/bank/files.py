@@ -28,7 +28,13 @@ READ_BYTES = 1 << 22
 WORTH_A_THREAD = 1 << 18
 SEND_BYTES = 1 << 26
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+NO_ACCESS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}  # the last two: a file where a folder has to be
 
 
 class HashedFile:

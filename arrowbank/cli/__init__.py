@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad arguments or input, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,6 +82,7 @@ def _top(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with `argv` (default: the process's own); the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _take_any_bytes()
     try:
         app(arguments, prog_name="arrowbank")
     except ArrowbankError as error:
@@ -88,12 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         from arrowbank.bank.remote.addresses import without_credentials
 
-        print(
-            f"arrowbank: {without_credentials(str(error))}", file=sys.stderr
-        )  # an address as it was given may hold a password
+        said = without_credentials(str(error))  # it may name an address as it was given
+        print(f"arrowbank: {said}", file=sys.stderr)
         return error.exit_code
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:
             print(interrupted(arguments), file=sys.stderr)
         return leaving.code if isinstance(leaving.code, int) else 0
     return 0
+
+
+def _take_any_bytes() -> None:
+    """Let no byte that the terminal's encoding has not be an error: coming in it is a question mark, going out an escape."""
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)

@@ -102,9 +102,13 @@ def audit(
     from arrowbank.auditing import AuditConfig
     from arrowbank.auditing import audit as run
     from arrowbank.corpus.scan import ScanConfig
-    from arrowbank.leakage import write_audit
+    from arrowbank.leakage import audit_file, write_audit
 
+    if out is not None:
+        audit_file(out)
     sources = o.pairs("--source", source)
+    if field and not sources:
+        raise InputError("--field says where texts are in a --source. Two banks have theirs: leave it out.")
     scan = None
     if sources:
         fields = o.pairs("--field", field) or o.DEFAULT_FIELDS

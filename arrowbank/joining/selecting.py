@@ -78,6 +78,8 @@ def select_rows(
         return _Selection(config, source, (source,)).write(target, {}, restart, progress)
     texts_bank = open_texts_behind(source, texts)
     beside = target.resolve().with_name(target.resolve().name + BESIDE)
+    if texts_bank.folder.resolve() == beside:
+        raise InputError(f"{texts_bank.folder}: is the folder to be written, too ({out}{BESIDE}). Give --out another one.")
     written = _Selection(config, texts_bank, (source, texts_bank)).write(beside, {}, restart, progress)
     fields = {
         "texts": {"path": os.path.relpath(beside, target.resolve()), "plan_digest": written["plan_digest"]},
