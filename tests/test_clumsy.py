@@ -216,3 +216,27 @@ def test_a_selection_never_throws_away_the_texts_that_it_is_of(tmp_path: Path, c
     assert main(argv) == 2
     assert "is the folder to be written, too" in capsys.readouterr().err
     assert len(open_bank(tmp_path / "few-texts")) == 40
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": ["texts"]},
+        {"rows": "40"},
+        {"recipe": []},
+        {"files": None},
+        {"files": [[]]},
+        {"files": [{"name": "data-00000.arrow", "bytes": 1, "sha256": "0"}]},
+        {"files": [{"name": "a", "bytes": 1, "sha256": "0", "rows": None}] * 2},
+    ],
+)
+def test_a_manifest_that_somebody_has_edited_is_a_failed_check(
+    tmp_path: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    banks.make_texts(tmp_path / "texts")
+    path = tmp_path / "texts" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (check,) = verify(tmp_path / "texts")
+    assert f"nothing usable of {next(iter(change))}" in check.detail
+    assert main(["info", str(tmp_path / "texts")]) == 2
+    assert "damaged: arrowbank verify" in welcome(tmp_path)

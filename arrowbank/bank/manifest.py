@@ -29,7 +29,9 @@ INFO = "dataset_info.json"
 CARD = "README.md"
 LOG = "build.jsonl"
 JOURNAL = "journal"
-FIELDS = ("kind", "plan_digest", "recipe", "rows", "complete", "files")  # every writer says these
+# what every writer says, and of each of the files
+FIELDS: dict[str, type] = {"kind": str, "plan_digest": str, "recipe": dict, "rows": int, "complete": bool, "files": list}
+ENTRY: dict[str, type] = {"name": str, "bytes": int, "sha256": str}
 SHARD_NAME = re.compile(r"data-(\d{5,})\.arrow")
 
 Manifest = dict[str, Any]
@@ -104,7 +106,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when it lacks a field."""
+    """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when a field is lacking."""
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(_no_bank(folder))
@@ -112,9 +114,24 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise InputError(f"{path}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
-    if missing := [name for name in FIELDS if name not in manifest]:
-        raise CorruptBank(f"{path}: says nothing of {', '.join(missing)}. The file is damaged; restore it or rebuild the bank.")
+    if wrong := [name for name, kind in FIELDS.items() if not isinstance(manifest.get(name), kind)] or _wrong_files(manifest):
+        raise CorruptBank(
+            f"{path}: says nothing usable of {', '.join(wrong)}. The file is damaged; restore it or rebuild the bank."
+        )
     return manifest
+
+
+def _wrong_files(manifest: Manifest) -> list[str]:
+    """The places in `files` that no writer would have left so."""
+    wrong, names = [], set[str]()
+    for at, entry in enumerate(manifest["files"]):
+        if not isinstance(entry, dict) or any(not isinstance(entry.get(name), kind) for name, kind in ENTRY.items()):
+            wrong.append(f"files[{at}]")
+        elif entry["name"] in names or (SHARD_NAME.fullmatch(entry["name"]) and not isinstance(entry.get("rows"), int)):
+            wrong.append(f"files[{at}] ({entry['name']})")
+        else:
+            names.add(entry["name"])
+    return wrong[:5]
 
 
 def _no_bank(folder: Path) -> str:
