@@ -520,3 +520,22 @@ def test_what_an_audit_found_is_shown_beside(built: Path, tmp_path: Path, browse
 
 def rows_of(section: Any) -> list[list[str]]:
     return [row.locator("td").all_text_contents() for row in section.locator("tbody tr").all()]
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"), [("report.json", "[]"), ("report.json", "{}"), ("trace.jsonl", "{"), ("trace.jsonl", "[]")]
+)
+def test_a_healing_with_somebody_elses_files_is_no_traceback(
+    kinds: dict[str, list[Path]], tmp_path: Path, name: str, contents: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(kinds["a healing"][0], tmp_path / "x.heal")
+    (tmp_path / "x.heal" / name).write_text(contents)
+    assert main(["report", str(tmp_path / "x.heal"), "--out", str(tmp_path / "page.html")]) == 2
+    assert "is not what `arrowbank heal` writes" in capsys.readouterr().err
+
+
+def test_a_healing_that_one_stands_in_finds_its_checkpoints(
+    kinds: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(kinds["a healing"][0])
+    assert main(["report", ".", "--out", str(tmp_path / "page.html")]) == 0

@@ -11,6 +11,7 @@ from typing import Any
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.files import human_bytes, sha256_of
 from arrowbank.bank.manifest import read_json
+from arrowbank.errors import CorruptBank
 from arrowbank.report.frame import Plot
 from arrowbank.report.integrity import verdict
 from arrowbank.report.markup import Markup, tag
@@ -43,7 +44,17 @@ OPENING = (
 
 
 def tell_healing(folder: Path, *, full: bool) -> Story:
-    """The story of an OUT.heal. `full`: the checkpoints' files are hashed, else only looked for."""
+    """The story of an OUT.heal. `full`: the checkpoints' files are hashed, else only looked for. CorruptBank where it is none."""
+    try:
+        return _tell(folder.absolute(), full=full)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptBank(
+            f"{folder}: its {HEAL_REPORT} or {TRACE} is not what `arrowbank heal` writes ({type(error).__name__}: {error}). Give the "
+            "OUT.heal of a healing, or restore it."
+        ) from None
+
+
+def _tell(folder: Path, *, full: bool) -> Story:
     report: dict[str, Any] = read_json(folder / HEAL_REPORT)
     before, after = report["before"], report["after"]
     tiles = [
