@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,8 @@ def test_no_password_of_an_address_is_ever_printed(tmp_path: Path, capsys: pytes
     assert main(["pull", place, str(tmp_path / "pulled")]) == 0
     assert main(["pull", place, str(tmp_path / "pulled"), "--json"]) == 0
     assert main(["targets", "verify", place, "--model", "m"]) == 2
+    assert main(["heal", "--trunk", place, "--model", "m", "--out", str(tmp_path / "healed")]) == 2
+    assert main(["in2", "build", "--filler", place, "--arm", "a", "--out", str(tmp_path / "arm")]) == 2
     assert main(["in2", "verify", place]) == 1
     assert main(["pull", "hf://me:s@cret@datasets/x", str(tmp_path / "other")]) == 2
     said = capsys.readouterr()
@@ -240,3 +243,12 @@ def test_a_manifest_that_somebody_has_edited_is_a_failed_check(
     assert f"nothing usable of {next(iter(change))}" in check.detail
     assert main(["info", str(tmp_path / "texts")]) == 2
     assert "damaged: arrowbank verify" in welcome(tmp_path)
+
+
+def test_texts_behind_tokens_may_be_at_an_address(tmp_path: Path) -> None:
+    banks.make_texts(tmp_path / "texts")
+    banks.make_tokens(tmp_path / "tokens", tmp_path / "texts")
+    shutil.move(tmp_path / "texts", tmp_path / "moved")
+    argv = ["select", str(tmp_path / "tokens"), "--limit", "3", "--out", str(tmp_path / "few")]
+    assert main(argv) == 2
+    assert main([*argv, "--texts", f"file://{tmp_path / 'moved'}"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arrowbank.bank import features, targets, trunk
-from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.bank.reader import Bank, local_folder, open_committed
 from arrowbank.errors import InputError
 from arrowbank.progress import SILENT, Progress
 
@@ -32,10 +32,12 @@ def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None, *, pr
 
 
 def open_texts_behind(tokens: Bank, folder: str | Path | None = None) -> Bank:
-    """The texts bank that a tokens bank was made from: in `folder`, or where the tokens bank says. InputError when it is gone or
-    another one."""
+    """The texts bank that a tokens bank was made from: in `folder` (or at that address), or where the tokens bank says.
+
+    InputError when it is gone or another one.
+    """
     named = tokens.manifest["texts"]
-    place = Path(folder or tokens.folder / named["path"])
+    place = tokens.folder / named["path"] if folder is None else local_folder(folder)
     if not place.is_dir():
         raise InputError(f"{place}: the texts bank behind {tokens.folder} is not there. Give its folder with --texts.")
     texts = open_bank(place)

@@ -15,7 +15,8 @@ from arrowbank.errors import InputError
 
 HUB = "hf://"
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")  # up to the last @: a password may have one
+# up to the last @, as a password may have one; one slash is left of an address that went through a Path
+_CREDENTIALS = re.compile(r"(?<=:/)(/?)[^/\s]*@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Address:
 
 def without_credentials(text: str) -> str:
     """`text` without the users and passwords of the addresses in it."""
-    return _CREDENTIALS.sub("", text)
+    return _CREDENTIALS.sub(r"\1", text)
 
 
 def is_address(value: object) -> bool:
