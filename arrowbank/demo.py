@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from arrowbank.bank.files import explained, refuse_address
 from arrowbank.bank.manifest import Manifest
 from arrowbank.building import BuildConfig, build
 from arrowbank.corpus.scan import ScanConfig
 from arrowbank.corpus.tokenize import TokenizeConfig
 from arrowbank.encoding import EncodeConfig
-from arrowbank.errors import MissingDependency
+from arrowbank.errors import InputError, MissingDependency
 from arrowbank.models import ModelConfig
 from arrowbank.plan import BatchRules
 from arrowbank.progress import SILENT, Progress
@@ -136,7 +137,13 @@ def minilm() -> str:
 def run(out: Path, *, episodes: int = EPISODES, progress: Progress = SILENT, say: Callable[[str], object] = print) -> Manifest:
     """Build the demo's bank in `out`, unless it is there already, and `say` what is in it; the features' manifest."""
     begin = time.monotonic()
-    config = demo_bank(write_episodes(out / "episodes", episodes), minilm())
+    if episodes < 1:
+        raise InputError(f"episodes is {episodes}, it must be at least 1.")
+    refuse_address(out)
+    model = minilm()
+    with explained(out):
+        sources = write_episodes(out / "episodes", episodes)
+    config = demo_bank(sources, model)
     manifest = build(config, out, progress=progress)
     say(f"\n{manifest['rows']:,} texts of {manifest['hidden_size']} numbers each, in {time.monotonic() - begin:.0f} s.")
     searcher = Searcher(out / "features", SearchConfig(device="cpu"))

@@ -252,3 +252,15 @@ def test_texts_behind_tokens_may_be_at_an_address(tmp_path: Path) -> None:
     argv = ["select", str(tmp_path / "tokens"), "--limit", "3", "--out", str(tmp_path / "few")]
     assert main(argv) == 2
     assert main([*argv, "--texts", f"file://{tmp_path / 'moved'}"]) == 0
+
+
+@pytest.mark.parametrize("argv", [["--episodes", "0"], ["--episodes", "-5"], ["--out", "file"], ["--out", "s3://b/demo"]])
+def test_a_demo_of_nothing_or_nowhere_is_refused_before_it_begins(
+    tmp_path: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("arrowbank.demo.minilm", lambda: "model")
+    Path("file").write_text("x")
+    assert main(["demo", *argv]) == 2
+    assert "arrowbank: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

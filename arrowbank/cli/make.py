@@ -132,7 +132,7 @@ def demo(
 
     progress = progress_for(common.json)
     say = progress.message if common.json else print  # standard output is for events then
-    manifest = module.run(Path(out), episodes=episodes or module.EPISODES, progress=progress, say=say)
+    manifest = module.run(Path(out), episodes=module.EPISODES if episodes is None else episodes, progress=progress, say=say)
     if common.json:
         done_event(manifest)
 
