@@ -188,6 +188,14 @@ def test_another_bank_there_is_kept_until_a_restart(bank: Path, tmp_path: Path) 
     assert len(open_bank(MEMORY)) == 15
 
 
+def test_a_card_that_somebody_wrote_there_is_not_lost(bank: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "README.md").write_text("mine")
+    with pytest.raises(InputError, match=r"holds README\.md"):
+        push(bank, f"file://{tmp_path / 'there'}")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "there").iterdir()] == [("README.md", "mine")]
+
+
 def test_public_is_the_hubs(bank: Path) -> None:
     with pytest.raises(InputError, match="--public is for repositories on the hub"):
         push(bank, MEMORY, PushConfig(public=True))

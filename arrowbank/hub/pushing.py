@@ -134,6 +134,8 @@ class _Push:
         ours = {file.name for file in self.files}
         strays = sorted(set(fnmatch.filter(there, SHARDS)) - ours)
         if MANIFEST not in there:
+            if not self.place.hub:  # such places keep no older version of a card that somebody wrote
+                ours |= {CARD, PLOT}
             if taken := strays or sorted(ours & set(there)):
                 raise InputError(
                     f"{self.place.shown}: holds {taken[0]}, and no {MANIFEST} that says whose it is. Give another, or a new, place."
