@@ -26,6 +26,8 @@ from arrowbank.models.describe import NF4
 from arrowbank.plan import BatchRules, batches, gather
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from arrowbank.bank.indexed import IndexedRows
 
 # Where a model computes does not make it another one, and float16 becomes float32 on a CPU: only last bits differ.
@@ -87,7 +89,7 @@ class Searcher:
 
             self._index = IndexedRows(self.bank, self._among)
         self._tokens = _tokenize_config(self.bank, self.config)
-        self._tokenizer = load_tokenizer(self._tokens.tokenizer, trust_remote_code=self.config.trust_remote_code)
+        self._tokenizer = self._load_tokenizer()
         _same(self.bank, {"tokenizer_fingerprint": tokenizer_fingerprint(self._tokenizer)}, self.bank.manifest)
         self._encoder = self._load_encoder()
 
@@ -133,6 +135,18 @@ class Searcher:
     def _hit(self, row: int, cosine: float) -> Hit:
         found = self.bank.slice(row, row + 1, ["kind", "text"])
         return Hit(row, cosine, found["kind"][0].as_py(), found["text"][0].as_py())
+
+    def _load_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The bank's tokenizer. InputError where it is not where the bank says, with what to do."""
+        try:
+            return load_tokenizer(self._tokens.tokenizer, trust_remote_code=self.config.trust_remote_code)
+        except InputError as error:
+            if self.config.tokenizer or self.config.model:
+                raise
+            raise InputError(
+                f"{error}\nThat is where {self.bank.folder} says that it was. If model and tokenizer lie elsewhere now, say where: "
+                "--model M, --tokenizer M."
+            ) from None
 
     def _load_encoder(self) -> Encoder:
         """The bank's model or own encoder, once it is known to be the same."""

@@ -96,6 +96,15 @@ def test_the_same_model_in_another_folder_is_the_same_model(bank: Path, tiny_ber
     assert Searcher(bank, SearchConfig(model=str(moved))).search(query) == Searcher(bank).search(query)
 
 
+def test_a_model_that_was_moved_is_asked_for(wordpiece_tokenizer: Path, tmp_path: Path) -> None:
+    shutil.copytree(wordpiece_tokenizer, tmp_path / "here")
+    made = make_bank(tmp_path / "own", tmp_path / "here", EncodeConfig(encoder="tests.banks:TableEncoder"))
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    with pytest.raises(InputError, match="say where: --model M, --tokenizer M"):
+        Searcher(made)
+    assert Searcher(made, SearchConfig(tokenizer=str(tmp_path / "there"))).search(["ants"], 1)
+
+
 def test_other_weights_are_refused(bank: Path, tiny_bert: Path, tmp_path: Path) -> None:
     other = shutil.copytree(tiny_bert, tmp_path / "other")
     weights = bytearray((other / "model.safetensors").read_bytes())
