@@ -264,3 +264,14 @@ def test_a_demo_of_nothing_or_nowhere_is_refused_before_it_begins(
     assert main(["demo", *argv]) == 2
     assert "arrowbank: " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupt_before_the_verb_begins_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(app: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.main.get_command", stop)
+    assert main(["demo"]) == 130
+    assert "this goes on from there:\n  arrowbank demo" in capsys.readouterr().err

@@ -93,6 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = without_credentials(str(error))  # it may name an address as it was given
         print(f"arrowbank: {said}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # before Typer is there to take it
+        print(interrupted(arguments), file=sys.stderr)
+        return INTERRUPTED
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:
             print(interrupted(arguments), file=sys.stderr)
