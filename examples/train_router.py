@@ -90,20 +90,31 @@ class Scorer(torch.nn.Module):
 
 
 def read_episodes(vectors: FeatureDataset, path: Path) -> list[Episode]:
-    """The episodes of a file of JSON lines by row numbers; one for each query. InputError for a text that the bank lacks."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    texts = list({text: None for line in lines for text in (line["query"], *(one["text"] for one in line["candidates"]))})
+    """The episodes of a file of JSON lines by row numbers; one for each query. InputError for a text that the bank lacks, and for
+    a file of something else."""
+    try:
+        with path.open(
+            encoding="utf-8"
+        ) as file:  # its lines end with a newline, and with nothing else that ends lines in texts
+            lines = [json.loads(line) for line in file if line.strip()]
+        texts = list({text: None for line in lines for text in (line["query"], *(one["text"] for one in line["candidates"]))})
+        relevances = [[bool(one["relevant"]) for one in line["candidates"]] for line in lines]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{path}: no file of episodes ({type(error).__name__}: {error}). Give JSON lines with a query and candidates, and of each "
+            "candidate its text and whether it is relevant."
+        ) from None
     row = dict(zip(texts, vectors.bank.rows(texts).tolist(), strict=True))
     if missing := [text for text in texts if row[text] < 0]:
         raise InputError(f"{path}: the bank lacks {len(missing)} of its texts, the first {missing[0][:60]!r}. Give its own.")
     relevant: dict[int, dict[int, None]] = {}
     others: dict[int, dict[int, None]] = {}
-    for line in lines:
+    for line, relevance in zip(lines, relevances, strict=True):
         query = row[line["query"]]
         right, wrong = relevant.setdefault(query, {}), others.setdefault(query, {})
-        for one in line["candidates"]:
+        for one, is_relevant in zip(line["candidates"], relevance, strict=True):
             if (candidate := row[one["text"]]) != query:  # a text that finds itself shows nothing
-                (right if one["relevant"] else wrong)[candidate] = None
+                (right if is_relevant else wrong)[candidate] = None
     return [
         Episode(one, tuple(right), tuple(row for row in others[one] if row not in right)) for one, right in relevant.items()
     ]

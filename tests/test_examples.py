@@ -104,6 +104,11 @@ def test_the_router_refuses_another_models_bank_and_another_banks_episodes(
     done = example("train_router", *options(router, eval=write_episodes(tmp_path / "other.jsonl", 5000, 9)))
     assert done.returncode == 1
     assert "the bank lacks 36 of its texts" in done.stderr
+    (tmp_path / "unjudged.jsonl").write_text('{"query": "q", "candidates": [{"text": "of two\u2028lines"}]}\n')
+    for path, words in (("unjudged.jsonl", "KeyError: 'relevant'"), ("gone.jsonl", "No such file")):
+        done = example("train_router", *options(router, train=tmp_path / path))
+        assert done.returncode == 1
+        assert re.search(f"train_router: .*{path}: no file of episodes .*{words}", done.stderr)
 
 
 def test_the_router_makes_its_bank_itself(tmp_path: Path) -> None:
