@@ -162,7 +162,7 @@ class _Starts:
         starts: list[int] = []
         while len(starts) < len(bounds):
             # of so few words no bound can use up its tries; one that comes to their end begins again, counted
-            words = enumerate(places.peek(min(TRIES, 3 * (len(bounds) - len(starts)))), 1)
+            words = enumerate(places.peek(min(TRIES, 2 * (len(bounds) - len(starts)))), 1)
             begin = 0
             for n in bounds[len(starts) :]:
                 shift = 32 - n.bit_length()
