@@ -1,0 +1,102 @@
+"""What mkdocs does beside Markdown: pages made of the program, and parts of files at the root, each kept in one place.
+
+- `cli/…` is made of the command line (pages_cli.py), `api.md` of the public names (pages_api.py): neither is a file.
+- A line `<!-- include: FILE -->` is replaced by FILE of the repository, `<!-- include: FILE NAME -->` by what is between its marks
+  `<!-- NAME:start -->` and `<!-- NAME:end -->`, `<!-- include: FILE python -->` by FILE as a block of code.
+- A line `<!-- recipes -->` is replaced by what the recipes say of themselves, `<!-- extras -->` by the extras of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pages_api
+import pages_cli
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+INCLUDE = re.compile(r"^<!-- include: (\S+)(?: (\w+))? -->$", flags=re.MULTILINE)
+# names of files at the root, as their links have them → pages
+PAGES = {
+    "FORMAT.md": "format.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "README.md": "index.md",
+    "recipes": "recipes.md",
+    "docs/in2-worked-example.md": "in2-worked-example.md",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of the command line into the navigation, where mkdocs.yml has `cli/`."""
+    found = pages_cli.verbs()
+    entries: list[Any] = ["cli/index.md"]
+    for panel, verbs in found.items():
+        entries.append({panel: [{f"{words}": f"cli/{pages_cli.page_name(words)}"} for words, _ in verbs]})
+    config.nav = _replaced(config.nav, "cli/", entries)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made of the program."""
+    made = {f"cli/{name}": text for name, text in pages_cli.pages().items()} | {"api.md": pages_api.page()}
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in what a page includes."""
+    markdown = INCLUDE.sub(lambda found: included(found.group(1), found.group(2)), markdown)
+    return markdown.replace("<!-- recipes -->", recipes()).replace("<!-- extras -->", extras())
+
+
+def included(name: str, part: str | None) -> str:
+    """The text of a file of the repository, or the part of it that is asked for; KeyError where there is no such part."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if part == "python":
+        return f"```python\n{text}```"
+    if part:
+        found = re.search(rf"<!-- {part}:start -->\n(.*?)<!-- {part}:end -->", text, flags=re.DOTALL)
+        if found is None:
+            raise KeyError(f"{name} has no part {part}")
+        text = found.group(1)
+    return re.sub(r"\]\(([\w./-]+)\)", lambda link: f"]({PAGES.get(link.group(1).rstrip('/'), link.group(1))})", text)
+
+
+def recipes() -> str:
+    """What each recipe says of itself, under its name."""
+    lines = []
+    for path in sorted((ROOT / "recipes").glob("*.py")):
+        if path.stem == "__init__":
+            continue
+        lines += [f"### `{path.stem}` {{ #{path.stem} }}", "", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def extras() -> str:
+    """The extras that a user may want, with what they bring, as pyproject.toml has them."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    rows = re.findall(r"^(\w+) = \[(.*)\]", table, flags=re.MULTILINE)
+    shown = [f"| `{name}` | {_packages(wanted)} |" for name, wanted in rows]
+    return "\n".join(["| extra | brings |", "|---|---|", *shown])
+
+
+def _packages(requirements: str) -> str:
+    """The names in a list of requirements."""
+    return ", ".join(f"`{name}`" for name in re.findall(r'"([\w\[\],.-]+)', requirements))
+
+
+def _replaced(nav: Any, mark: str, entries: list[Any]) -> Any:
+    """`nav` with `entries` where it has `mark`."""
+    if isinstance(nav, list):
+        return [_replaced(one, mark, entries) for one in nav]
+    if isinstance(nav, dict):
+        return {name: _replaced(one, mark, entries) for name, one in nav.items()}
+    return entries if nav == mark else nav
