@@ -3,7 +3,7 @@
     ```bash                      commands of ours, each of which ends with exit code 0
     ```console title="exit code 1"   commands behind "$ " with what they print ("…" stands for anything); without a title the code is 0
     ```python                    run, all of a page with the same names
-    ```json title="a.jsonl"      a file of that name
+    ```json title="a.jsonl"      a file of that name, in any language but console
     ```sh                        not run (a cluster, a GPU, the hub): what begins with arrowbank is parsed
 
 Other languages are only shown.
@@ -60,7 +60,10 @@ def read_page(page: str, capsys: pytest.CaptureFixture[str], replaced: Mapping[s
         text = block.text
         for old, new in replaced.items():
             text = text.replace(old, new)
-        READERS.get(block.language, _pass)(block, text, capsys, names)
+        if block.title and block.language != "console":
+            Path(block.title).write_text(text, encoding="utf-8")
+        elif block.language in READERS:
+            READERS[block.language](block, text, capsys, names)
 
 
 def _run(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: dict[str, Any]) -> None:
@@ -88,11 +91,6 @@ def _execute(block: Block, text: str, capsys: pytest.CaptureFixture[str], names:
     exec(compile(text, block.place, "exec"), names)
 
 
-def _write(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: dict[str, Any]) -> None:
-    if block.title:
-        Path(block.title).write_text(text, encoding="utf-8")
-
-
 def _parse(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: dict[str, Any]) -> None:
     """Every option that is used is an option, and every one that must be given is."""
     for words in commands(text):
@@ -103,9 +101,5 @@ def _parse(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: d
         command.make_context(command.name, rest)
 
 
-def _pass(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: dict[str, Any]) -> None:
-    """Only shown."""
-
-
 Reader = Callable[[Block, str, pytest.CaptureFixture[str], dict[str, Any]], None]
-READERS: dict[str, Reader] = {"bash": _run, "console": _compare, "python": _execute, "json": _write, "sh": _parse}
+READERS: dict[str, Reader] = {"bash": _run, "console": _compare, "python": _execute, "sh": _parse}

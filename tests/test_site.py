@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
+
+from arrowbank import CaptureConfig, ModelConfig, capture, open_targets
 
 from tests import pages, tiny
 
@@ -15,6 +19,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small models under the names that the pages use."""
     folder = tmp_path_factory.mktemp("hub")
     tiny.save_qwen3(folder / "Qwen" / "Qwen3-4B")
+    tiny.save_qwen3(folder / "Qwen" / "Qwen3-8B", layers=36, hidden_size=16, chat_template=tiny.CHAT_TEMPLATE)
     return folder
 
 
@@ -22,10 +27,28 @@ def no_stand_ins(folder: Path) -> dict[str, str]:
     return {}
 
 
+def a_dump(folder: Path) -> dict[str, str]:
+    """A dump of what the small target itself computes at layers 1, 17 and 32."""
+    ids = [{"input_ids": [(7 * row + at) % 400 for at in range(12 + row)]} for row in range(4)]
+    (folder / "ids.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ids))
+    model = ModelConfig(model="Qwen/Qwen3-8B", device="cpu", dtype="bfloat16")
+    config = CaptureConfig(model=model, data=folder / "ids.jsonl", target_layer_ids=(1, 17, 32), min_loss_tokens=0)
+    capture(config, folder / "computed")
+    (folder / "dump").mkdir()
+    lines = []
+    for row, sample in enumerate(open_targets(folder / "computed")):
+        names = ("input_ids", "target_hidden_states", "target_last_hidden_states")
+        save_file({name: sample[name].contiguous() for name in names}, folder / "dump" / f"sample-{row:04d}.safetensors")
+        lines.append(json.dumps({"file": f"sample-{row:04d}.safetensors"}) + "\n")
+    (folder / "dump" / "index.jsonl").write_text("".join(lines))
+    return {"targets capture --model": "targets capture --device cpu --dtype bfloat16 --min-loss-tokens 4 --model"}
+
+
 # what stands in for the big things of a page: files that are made in the folder, and texts that are replaced
 STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
     "index.md": no_stand_ins,
     "feature-bank.md": no_stand_ins,
+    "target-bank.md": a_dump,
 }
 
 
@@ -34,6 +57,7 @@ def test_a_page_can_be_followed(
     page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     for owner in hub.iterdir():
         (tmp_path / owner.name).symlink_to(owner)
     pages.read_page(page, capsys, STAND_INS[page](tmp_path))
