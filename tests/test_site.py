@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from arrowbank import CaptureConfig, ModelConfig, capture, open_targets
+from arrowbank import CaptureConfig, HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, capture, heal_draft, open_targets
 
-from tests import pages, tiny
+from tests import arms, pages, tiny
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +44,36 @@ def a_dump(folder: Path) -> dict[str, str]:
     return {"targets capture --model": "targets capture --device cpu --dtype bfloat16 --min-loss-tokens 4 --model"}
 
 
+def fillers(folder: Path) -> dict[str, str]:
+    for number, name in enumerate(("train_0.bin", "train_1.bin")):
+        arms.save_filler(folder / name, tokens=40_000, vocab=1000, seed=number)
+    arms.save_filler(folder / "val_0.bin", tokens=20_000, vocab=500, seed=2)
+    (folder / "runs").mkdir()
+    for arm in ("arm_b", "arm_c"):
+        (folder / "runs" / arm).symlink_to(folder / "Qwen" / "Qwen3-4B")
+    shorter = "in2 probes --length 256 --vocab 500 --alphabet 100"
+    return {"--examples 6000": "--examples 8", "--blocks 20": "--blocks 2", "in2 probes --length 16384": shorter}
+
+
+def a_draft(folder: Path) -> dict[str, str]:
+    """A small model with an MTP draft, and texts for it."""
+    bare = tiny.save_qwen3(folder / "Bare", layers=18, hidden_size=16)
+    texts = tiny.texts(200)
+    (folder / "episodes.jsonl").write_text("".join(json.dumps({"query": text}) + "\n" for text in texts))
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
+    data = (TrunkData("text", folder / "chats.jsonl", 700),)
+    build_trunk(TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8), folder / "first")
+    heal_draft(HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0), folder / "first", folder / "Org" / "Model")
+    return {"trunk build": "trunk build --window 64 --tokens 1500", "@100000": "@1000"}
+
+
 # what stands in for the big things of a page: files that are made in the folder, and texts that are replaced
 STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
     "index.md": no_stand_ins,
     "feature-bank.md": no_stand_ins,
     "target-bank.md": a_dump,
+    "in2-arms.md": fillers,
+    "trunk-and-heal.md": a_draft,
 }
 
 
