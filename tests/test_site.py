@@ -62,8 +62,8 @@ def a_draft(folder: Path) -> dict[str, str]:
     (folder / "episodes.jsonl").write_text("".join(json.dumps({"query": text}) + "\n" for text in texts))
     (folder / "chats.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
     data = (TrunkData("text", folder / "chats.jsonl", 700),)
-    build_trunk(TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8), folder / "first")
-    heal_draft(HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0), folder / "first", folder / "Org" / "Model")
+    build_trunk(TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8, hidden="pre"), folder / "first")
+    heal_draft(HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0.1), folder / "first", folder / "Org" / "Model")
     return {"trunk build": "trunk build --window 64 --tokens 1500", "@100000": "@1000"}
 
 
