@@ -92,13 +92,18 @@ def _execute(block: Block, text: str, capsys: pytest.CaptureFixture[str], names:
 
 
 def _parse(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: dict[str, Any]) -> None:
-    """Every option that is used is an option, and every one that must be given is."""
-    for words in commands(text):
+    parse(text)
+
+
+def parse(text: str) -> int:
+    """How many commands of ours are in a block of shell. Every option in them is one, and those that must be given are."""
+    for words in (found := commands(text)):
         command: Any = typer.main.get_command(app)
         rest = list(words)
         while group := getattr(command, "commands", None):
             command = group[rest.pop(0)]
         command.make_context(command.name, rest)
+    return len(found)
 
 
 Reader = Callable[[Block, str, pytest.CaptureFixture[str], dict[str, Any]], None]
