@@ -58,7 +58,7 @@ def make_texts(folder: Path, texts: list[str]) -> Path:
         for index, start in enumerate(range(0, len(texts), SHARD_ROWS)):
             rows = pa.array(texts[start : start + SHARD_ROWS], pa.large_string())
             bank.write_shard(index, pa.record_batch({"text": rows}))
-        bank.commit(rows=len(texts), card="texts of a benchmark")
+        bank.commit(rows=len(texts))
     return folder
 
 

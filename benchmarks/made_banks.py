@@ -21,7 +21,7 @@ def make_text_and_token_banks(folder: Path, rows: int) -> None:
     with BankWriter(folder / "texts", kind="texts", recipe={"rows": rows}) as texts:
         for index, low, high in _ranges(rows):
             texts.write_shard(index, pa.record_batch(_text_columns(low, high)))
-        texts.commit(rows=rows, card="", manifest={"text_count": rows, "generations": [rows], "kinds": {"query": rows}})
+        texts.commit(rows=rows, manifest={"text_count": rows, "generations": [rows], "kinds": {"query": rows}})
     with BankWriter(folder / "tokens", kind="tokens", recipe={"texts": texts.plan_digest}) as tokens:
         for index, low, high in _ranges(rows):
             lengths = (np.arange(low, high) * 7919 % 60 + 4).astype(np.int32)
@@ -29,9 +29,7 @@ def make_text_and_token_banks(folder: Path, rows: int) -> None:
             ids = list_column(np.arange(offsets[-1], dtype=np.int32) % 30_000, offsets)
             tokens.write_shard(index, pa.record_batch({"input_ids": ids, "length": lengths}))
         origin = {"path": "../texts", "plan_digest": texts.plan_digest}
-        tokens.commit(
-            rows=rows, card="", manifest={"texts": origin, "max_tokens": 64, "generations": [rows], "text_count": rows}
-        )
+        tokens.commit(rows=rows, manifest={"texts": origin, "max_tokens": 64, "generations": [rows], "text_count": rows})
 
 
 def make_feature_bank(folder: Path, rows: int, width: int, *, mirror: bool = True) -> None:
@@ -49,7 +47,7 @@ def make_feature_bank(folder: Path, rows: int, width: int, *, mirror: bool = Tru
         write_keys(bank, rows=rows)
         if mirror:
             write_mirror(bank, rows=rows, width=width, report=lambda rows: None)
-        bank.commit(rows=rows, card="", manifest={"hidden_size": width, "text_count": rows})
+        bank.commit(rows=rows, manifest={"hidden_size": width, "text_count": rows})
 
 
 def text_of(row: int) -> str:

@@ -122,7 +122,7 @@ def make_texts(folder: Path, count: int = 40, *, shard_rows: int = 1000, generat
             )
         kinds = {"query": len(range(0, count, 3)), "candidate": count - len(range(0, count, 3))}
         fields = {"kinds": kinds, "text_count": count, "generations": generations or [count], "train_sha256": "ab" * 32}
-        bank.commit(rows=count, card="texts", manifest=fields)
+        bank.commit(rows=count, manifest=fields)
     return texts
 
 
@@ -145,7 +145,6 @@ def write_tokens(folder: Path, texts: Path, rows: list[list[int]], generations: 
         )
         bank.commit(
             rows=len(rows),
-            card="tokens",
             manifest={
                 "texts": {"path": f"../{texts.name}", "plan_digest": source["plan_digest"]},
                 "max_tokens": 9,

@@ -54,7 +54,7 @@ def write(folder: Path, *, shards: int = 3, recipe: dict[str, object] = RECIPE, 
             if index not in bank.done_shards:
                 bank.write_shard(index, rows(4 * index, 4))
         if commit:
-            bank.commit(rows=4 * shards, card="# A bank", manifest={"colour": "blue"})
+            bank.commit(rows=4 * shards, manifest={"colour": "blue"})
 
 
 def flip_a_bit(path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_manifest_counts_and_hashes_every_file(tmp_path: Path) -> None:
     write(tmp_path / "bank")
     manifest = open_bank(tmp_path / "bank").manifest
     names = {path.name for path in (tmp_path / "bank").iterdir()}
-    assert names == {entry["name"] for entry in manifest["files"]} | {"manifest.json", "state.json", "build.jsonl"}
+    assert names == {entry["name"] for entry in manifest["files"]} | {"manifest.json", "state.json", "build.jsonl", "README.md"}
     sums = tree_bytes(tmp_path / "bank")
     for entry in manifest["files"]:
         assert entry["sha256"] == sums[entry["name"]]
@@ -126,7 +126,7 @@ def test_a_commit_with_rows_missing_is_refused(tmp_path: Path) -> None:
         bank.write_shard(0, rows(0, 4))
         bank.write_shard(2, rows(8, 4))
         with pytest.raises(IncompleteBank, match="8 of 12 rows are there, in shards 0, 2"):
-            bank.commit(rows=12, card="")
+            bank.commit(rows=12)
 
 
 def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_shard_is_adopted_with_its_bytes(tmp_path: Path) -> None:
     entry = next(entry for entry in open_bank(tmp_path / "old").manifest["files"] if entry["name"] == "data-00000.arrow")
     with BankWriter(tmp_path / "new", kind="things", recipe={"onto": 1}) as bank:
         bank.adopt_shard(0, tmp_path / "old" / "data-00000.arrow", rows=4, sha256=entry["sha256"])
-        bank.commit(rows=4, card="")
+        bank.commit(rows=4)
     shutil.rmtree(tmp_path / "old")
     assert open_bank(tmp_path / "new").slice(0, 4, ["text"])["text"].to_pylist() == ["text 0", "text 1", "text 2", "text 3"]
 

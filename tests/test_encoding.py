@@ -431,7 +431,6 @@ def test_a_bank_of_another_kind_is_refused(source: Source, tmp_path: Path) -> No
         ("index.json", {"hashes", "mirror"}),
         ("texts.jsonl", {"hashes", "mirror"}),
         ("keys.npy", {"hashes", "look-up"}),
-        ("README.md", {"hashes"}),
         ("data-00001.arrow", {"hashes"}),
     ],
 )

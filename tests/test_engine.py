@@ -78,7 +78,7 @@ def build(folder: Path, worker: Numbers, engine: str = "local", workers: int = 1
     with BankWriter(folder, kind="things", recipe={}) as bank:
         todo = [shard for shard in SHARDS if shard.index not in bank.done_shards]
         run(todo, worker, bank, engine=engine, workers=workers, report=reported.append)
-        bank.commit(rows=50, card="")
+        bank.commit(rows=50)
     return sum(reported)
 
 

@@ -195,7 +195,7 @@ def test_every_kind_of_filler_file_gives_the_same_arm(tmp_path: Path) -> None:
                 index,
                 pa.record_batch({"input_ids": column.cast(pa.list_(pa.int32())), "length": pa.array(lengths, pa.int32())}),
             )
-        bank.commit(rows=4, card="", manifest={"max_tokens": 5000})
+        bank.commit(rows=4, manifest={"max_tokens": 5000})
     wanted = raw(arms.build_small(tmp_path), arms.small())
     for name in ("llmc.bin", "two.npy", "eight.npy", "tokens"):
         build_in2(arms.small(), [tmp_path / name], tmp_path / f"arm-{name}")

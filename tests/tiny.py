@@ -69,12 +69,12 @@ def save_texts_bank(folder: Path, texts: Sequence[str], generations: Sequence[in
             bank.write_shard(index, pa.record_batch(columns))
         fields = {
             "generations": ends,
-            "sources": {"train": {"rows": len(texts)}},
+            "sources": [{"name": "train", "file": "train.jsonl", "bytes": 0, "sha256": digest}],
             "train_sha256": digest,
             "kinds": {"query": len(texts), "candidate": 0},
             "text_count": len(texts),
         }
-        bank.commit(rows=len(texts), manifest=fields, card="texts of a test")
+        bank.commit(rows=len(texts), manifest=fields)
     return folder
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from arrowbank.bank.cards import card
 from arrowbank.bank.files import (
     FolderLock,
     HashedFile,
@@ -298,7 +299,7 @@ class BankWriter:
 
     # committing
 
-    def commit(self, *, rows: int, card: str, manifest: Mapping[str, Any] | None = None) -> Manifest:
+    def commit(self, *, rows: int, manifest: Mapping[str, Any] | None = None) -> Manifest:
         """Make the bank one that opens: column types, card, manifest, and last `state.json`. The manifest.
 
         Raises IncompleteBank when the shards' receipts do not add up to `rows`.
@@ -312,20 +313,20 @@ class BankWriter:
         with self._commit_lock():  # of the workers that see the last receipt, one commits
             if not (self.folder / STATE).exists():
                 self._fields |= manifest or {}
-                self._write_commit([shards[index].name for index in sorted(shards)], card)
+                self._write_commit([shards[index].name for index in sorted(shards)])
         self.committed = True
         return self.manifest
 
-    def _write_commit(self, shards: list[str], card: str) -> None:
+    def _write_commit(self, shards: list[str]) -> None:
         with pa.memory_map(str(self.folder / shards[0])) as source, pa.ipc.open_stream(source) as stream:
-            info = dataset_info(stream.schema)
-        for name, data in ((INFO, json_bytes(info, sort_keys=False)), (CARD, card.encode())):
-            sha256 = publish_bytes(self.folder / name, data)
-            self.receipts[name] = Receipt(name=name, rows=None, bytes=len(data), sha256=sha256, plan_digest=self.plan_digest)
+            info = json_bytes(dataset_info(stream.schema), sort_keys=False)
+        sha256 = publish_bytes(self.folder / INFO, info)
+        self.receipts[INFO] = Receipt(name=INFO, rows=None, bytes=len(info), sha256=sha256, plan_digest=self.plan_digest)
         sweep_temporaries(self.folder)
         self.log("commit", rows=self.done_rows)
-        files = [self.receipts[name].entry() for name in sorted(self.receipts)]
-        publish_json(self.folder / MANIFEST, self._manifest(complete=True, files=files))
+        manifest = self._manifest(complete=True, files=[self.receipts[name].entry() for name in sorted(self.receipts)])
+        publish_bytes(self.folder / CARD, card(manifest).encode())
+        publish_json(self.folder / MANIFEST, manifest)
         publish_json(self.folder / STATE, dataset_state(shards, self.plan_digest))
 
     def _commit_lock(self) -> AbstractContextManager[None]:

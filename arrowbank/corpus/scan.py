@@ -123,7 +123,7 @@ def scan(
         _read(crew, rows, config.rules, sources, prints, progress)
         fields = _manifest_fields(config, rows, sources, prints, entries, old)
         _tell(fields, progress)
-        return bank.commit(rows=fields["text_count"], card=_card(fields), manifest=fields)
+        return bank.commit(rows=fields["text_count"], manifest=fields)
 
 
 # before the first line
@@ -354,13 +354,3 @@ def _tell(fields: Mapping[str, Any], progress: Progress) -> None:
     for kind, count in fields["kinds"].items():
         if not count:
             progress.message(f"No text has its first place in a field of kind {kind}: is its --field path right?")
-
-
-def _card(fields: Mapping[str, Any]) -> str:
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in fields["kinds"].items())
-    sources = "".join(f"* {entry['name']}: {entry['file']}, {entry['bytes']:,} bytes\n" for entry in fields["sources"])
-    return (
-        f"# Unique texts\n\n{fields['text_count']:,} texts in first-seen order ({kinds}), each with the sha1 of its UTF-8 bytes, the kind "
-        f"of field and the source in which it was first seen. Made by `arrowbank scan` from\n\n{sources}\n"
-        "```python\nfrom datasets import load_from_disk\ntexts = load_from_disk(folder)\n```\n"
-    )

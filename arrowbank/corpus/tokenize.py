@@ -138,7 +138,7 @@ def tokenize(
             work = _Work(config, source, bank, tokenizer, num_proc or os.cpu_count() or 1)
             work.run(progress)
             counts = work.counts()
-            bank.commit(rows=len(source), manifest={"counts": counts}, card=_card(fields, counts, len(source)))
+            bank.commit(rows=len(source), manifest={"counts": counts})
     return open_bank(out).manifest
 
 
@@ -308,15 +308,3 @@ def _recipe(fields: dict[str, Any], config: TokenizeConfig, tokenizer: PreTraine
         "split_special_tokens": bool(tokenizer.split_special_tokens),
         **{name: fields[name] for name in decisive},
     }
-
-
-def _card(fields: dict[str, Any], counts: dict[str, int], rows: int) -> str:
-    special = "with" if fields["special_tokens"] else "without"
-    return (
-        "# Tokens\n\n"
-        f"The tokens of {rows} texts (the bank `{fields['texts']['path']}`), one row each in the same order: `input_ids` and "
-        f"`length`. Tokenizer `{fields['tokenizer']}`, at most {fields['max_tokens']} tokens, {special} special tokens.\n\n"
-        f"{counts['tokens']} tokens; {counts['truncated']} texts were truncated, {counts['empty']} gave no token and are "
-        "stored as the token 0.\n\n"
-        "Made by arrowbank; `datasets.load_from_disk` opens it.\n"
-    )

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from arrowbank import engine
 from arrowbank.bank import Bank, BankWriter, open_bank
-from arrowbank.bank.card import card
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest, ranges
@@ -259,7 +258,7 @@ def _finish(plan: EncodePlan, bank: BankWriter, options: RunOptions, progress: P
         write_keys(bank, rows=plan.rows)
         if plan.config.mirror:
             write_mirror(bank, rows=plan.rows, width=plan.hidden_size, report=phase.advance)
-    return bank.commit(rows=plan.rows, card=_card(plan), manifest={"encoded_rows": plan.rows})
+    return bank.commit(rows=plan.rows, manifest={"encoded_rows": plan.rows})
 
 
 def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> str:
@@ -272,28 +271,4 @@ def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> st
     return (
         f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there; shards {ranges(missing)} of {len(plan.shards)} "
         "are missing. The bank is committed by the run that makes the last one."
-    )
-
-
-def _card(plan: EncodePlan) -> str:
-    manifest = plan.manifest
-    return card(
-        "Feature bank",
-        rows=plan.rows,
-        tags=("feature-extraction",),
-        facts={
-            "vectors": f"{plan.rows:,} × {plan.hidden_size}, float16" + (", L2-normalised" if plan.config.normalize else ""),
-            "model": manifest["model_path"],
-            "pooling": plan.info.recipe()["pooling"] if plan.info else "the encoder's own",
-            "at most tokens a text": manifest["max_key_tokens"],
-            "texts by kind": ", ".join(f"{count:,} {kind}" for kind, count in manifest.get("kinds", {}).items()),
-        },
-        snippet=(
-            "from arrowbank import open_bank\n\n"
-            'bank = open_bank("path/to/this/folder")\n'
-            'row = bank.rows(["a text"])  # −1 where it is absent\n'
-            "matrix = bank.matrix  # [N, D] float16, memory-mapped"
-            if plan.config.mirror
-            else 'from datasets import load_from_disk\n\nbank = load_from_disk("path/to/this/folder")'
-        ),
     )

@@ -11,7 +11,6 @@ import pyarrow as pa
 import torch
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.card import card
 from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.trunk import lists_of, row_offsets
@@ -43,9 +42,7 @@ def dump_drafts(
                 bank.write_shard(number, _batch(draft, windows, part, when, config.chain))
                 number += 1
         facts = {"windows": len(rows), "chain": config.chain, "kept": KEPT, "hidden_size": windows.bank.hidden_size}
-        snippet = 'from datasets import load_from_disk\n\nbank = load_from_disk("path/to/this/folder")'
-        text = card("Drafts", rows=len(rows) * len(weights), facts=facts, snippet=snippet)
-        return bank.commit(rows=len(rows) * len(weights), card=text, manifest={"text_count": len(rows) * len(weights), **facts})
+        return bank.commit(rows=len(rows) * len(weights), manifest={"text_count": len(rows) * len(weights), **facts})
 
 
 @torch.no_grad()

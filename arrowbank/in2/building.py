@@ -12,7 +12,6 @@ import numpy as np
 
 from arrowbank import engine
 from arrowbank.bank import open_bank
-from arrowbank.bank.card import card
 from arrowbank.bank.files import publishing, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.errors import InputError
@@ -118,32 +117,7 @@ def _commit(config: In2Config, bank: FollowedWriter, counts: Counts) -> Manifest
     said |= {"triples": counts.triples, "survivors": counts.survivors}
     if config.mirror:
         said["raw_shards"] = shard_entries(config)
-    return bank.commit(rows=config.examples, card=_card(config, counts), manifest=said)
-
-
-def _card(config: In2Config, counts: Counts) -> str:
-    what = {
-        "a": "none: plain filler, the control for drift",
-        "b": "immediately before its probe",
-        "c": f"anywhere at least {config.min_distance} tokens before its probe",
-    }
-    return card(
-        f"IN2 arm {config.arm}",
-        rows=counts.examples,
-        tags=("long-context",),
-        facts={
-            "examples": f"{counts.examples:,} of {config.length:,} tokens",
-            "needles": what[config.arm],
-            "triples of needle, probe and answer": counts.triples,
-            "decoys": counts.decoys_placed,
-            "seed": str(config.seed),
-        },
-        snippet=(
-            "from datasets import load_from_disk\n\n"
-            'arm = load_from_disk("path/to/this/folder").with_format("numpy")\n'
-            'answers = arm[0]["input_ids"][arm[0]["answer_mask"] == 1]'
-        ),
-    )
+    return bank.commit(rows=config.examples, manifest=said)
 
 
 def config_of(recipe: dict[str, Any]) -> In2Config:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import BankWriter, open_bank
-from arrowbank.bank.card import card
 from arrowbank.bank.columns import fixed_list_column, number_column, string_column
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
@@ -163,7 +162,7 @@ def build_probes(
                 if shard.index not in bank.done_shards:
                     bank.write_shard(shard.index, _trials(config, opened, shard))
                 phase.advance(shard.rows)
-        return bank.commit(rows=count, card=_card(config, count))
+        return bank.commit(rows=count)
 
 
 def trials(config: ProbesConfig, block: int, null_position: float) -> list[Trial]:
@@ -232,26 +231,6 @@ def _trials(config: ProbesConfig, fillers: Sequence[Filler], shard: Shard) -> pa
             "filler_start": number_column(np.array([start for _, start in places], np.int64)),
             "trial": number_column(np.arange(shard.start, shard.stop)),
         }
-    )
-
-
-def _card(config: ProbesConfig, count: int) -> str:
-    return card(
-        "IN2 probes",
-        rows=count,
-        tags=("long-context",),
-        facts={
-            "trials": f"{count:,} of {config.length:,} tokens, in {config.blocks} blocks",
-            "positions (1: right before the probe; lower is farther)": _listed(config.positions),
-            "the probe's places": _listed(config.probe_pos),
-            "controls": "absent (no needle), null (another key's needle)",
-            "seed": str(config.seed),
-        },
-        snippet=(
-            "from datasets import load_from_disk\n\n"
-            'trials = load_from_disk("path/to/this/folder").with_format("numpy")\n'
-            'answer = trials[0]["input_ids"][trials[0]["answer_mask"] == 1]'
-        ),
     )
 
 

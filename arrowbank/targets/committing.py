@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.card import card
 from arrowbank.bank.files import human_bytes, publish_json
 from arrowbank.bank.manifest import Manifest, read_json
 from arrowbank.bank.target_shards import Tally
@@ -83,22 +82,4 @@ def commit_targets(bank: BankWriter, shards: list[Shard], facts: TargetFacts, dr
     fields = {"counts": counts, "nonfinite": tally.nonfinite}
     if facts.codec != "bf16":
         fields["codec_error"] = tally.codec_error()
-    return bank.commit(rows=tally.rows, card=_card(facts, counts), manifest=fields)
-
-
-def _card(facts: TargetFacts, counts: dict[str, Any]) -> str:
-    return card(
-        "Target bank",
-        rows=counts["kept"],
-        tags=("speculative-decoding",),
-        facts={
-            "target model": facts.target_model_name_or_path,
-            "samples": counts["kept"],
-            "tokens": counts["tokens"],
-            "tokens in the loss": f"{counts['loss_tokens']:,} ({facts.loss_mask})",
-            "layers (what decoder block i puts out)": ", ".join(facts.layer_names),
-            "last hidden states": f"{facts.last_hidden_norm} norm",
-            "stored as": facts.codec,
-        },
-        snippet='from arrowbank import open_targets\n\nrow = open_targets("path/to/this/folder")[0]',
-    )
+    return bank.commit(rows=tally.rows, manifest=fields)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from arrowbank import engine
 from arrowbank.bank import BankWriter
-from arrowbank.bank.card import card
 from arrowbank.bank.files import free_bytes, human_bytes, publishing, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.trunk import KIND
@@ -52,7 +50,7 @@ def build_trunk(
             progress.message(f"{bank.folder}: already complete, nothing to do")
         else:
             _make_shards(plan, bank, processes, progress)
-            bank.commit(rows=len(plan.windows), card=_card(plan.manifest))
+            bank.commit(rows=len(plan.windows))
         manifest = bank.manifest
     if config.taps:
         build_taps(plan, Path(out), restart=restart, workers=processes, progress=progress)
@@ -99,29 +97,6 @@ def worker_job(plan: TrunkPlan, folder: Path, processes: int = 1) -> TrunkJob:
             ids=path, lengths=windows.lengths, sets=windows.names, numbers=windows.numbers, held_out=windows.held_out
         ),
         processes=processes,
-    )
-
-
-def _card(manifest: dict[str, Any]) -> str:
-    counts = manifest["counts"]
-    sets = ", ".join(f"{name} {facts['windows']:,}" for name, facts in manifest["sets"].items())
-    return card(
-        "Trunk bank",
-        rows=counts["windows"],
-        tags=("speculative-decoding",),
-        facts={
-            "model": manifest["model_path"],
-            "windows": f"{counts['windows']:,} of {manifest['window']:,} tokens ({sets}), {counts['held_out']:,} held out",
-            "tokens": counts["tokens"],
-            "next tokens a row": manifest["topk"],
-            "hidden states": f"{manifest['hidden_norm']} norm, {manifest['hidden_dtype']}, width {manifest['hidden_size']:,}",
-        },
-        snippet=(
-            "from arrowbank import open_trunk\n\n"
-            'bank = open_trunk("path/to/this/folder")\n'
-            "window = bank.read(0)\n"
-            "print(window.topk_ids.shape, window.hidden.shape)  # (S, k) (S, H)"
-        ),
     )
 
 

@@ -16,7 +16,6 @@ import torch
 
 from arrowbank import engine
 from arrowbank.bank import BankWriter
-from arrowbank.bank.card import card
 from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
@@ -98,7 +97,7 @@ def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progr
         tokens = sum(sum(lengths[shard.start : shard.stop]) for shard in todo)
         with progress.phase("taps", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
             engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
-        return bank.commit(rows=len(rows), card=_card(fields))
+        return bank.commit(rows=len(rows))
 
 
 @contextmanager
@@ -175,18 +174,3 @@ class ShardTapper:
             f"{name}: model {self.job.info.model!r} gave values that float16 cannot hold ({listed}). Nothing of this shard was "
             "kept; the trunk bank is. Leave those layers out of --taps."
         )
-
-
-def _card(fields: dict[str, Any]) -> str:
-    return card(
-        "Taps of a trunk bank",
-        rows=fields["counts"]["windows"],
-        tags=("speculative-decoding",),
-        facts={
-            "model": fields["model_path"],
-            "held-out windows": fields["counts"]["windows"],
-            "tokens": fields["counts"]["tokens"],
-            "layers (what decoder block i puts out, before any norm, float16)": ", ".join(map(str, fields["layers"])),
-        },
-        snippet='from datasets import load_from_disk\n\nbank = load_from_disk("path/to/this/folder")',
-    )
