@@ -74,8 +74,8 @@ def recipes() -> str:
     for path in sorted((ROOT / "recipes").glob("*.py")):
         if path.stem == "__init__":
             continue
-        lines += [f"### `{path.stem}` {{ #{path.stem} }}", "", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""]
-        lines.append("")
+        meaning = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        lines += [f"### `{path.stem}` {{ #{path.stem} }}", "", meaning, ""]
     return "\n".join(lines)
 
 

@@ -52,7 +52,8 @@ def page() -> str:
 
 
 def _entry(name: str, value: Any) -> Iterator[str]:
-    yield from ("", f"### `{name}` {{ #{name} }}", "", "```python", _signature(name, value), "```", "", prose(inspect.getdoc(value)))
+    yield from ("", f"### `{name}` {{ #{name} }}", "")
+    yield from ("```python", _signature(name, value), "```", "", prose(inspect.getdoc(value)))
     if inspect.isclass(value):
         for member, of in _members(value):
             yield from ("", f"`{_one_line(member, of)}`", f":   {_indented(prose(inspect.getdoc(of)))}")
@@ -80,7 +81,8 @@ def _one_line(name: str, value: Any) -> str:
 def _signature(name: str, value: Any) -> str:
     """`name(…)` with a parameter a line where it does not fit one."""
     signature = inspect.signature(value)
-    result = "" if inspect.isclass(value) or signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
+    silent = inspect.isclass(value) or signature.return_annotation is signature.empty
+    result = "" if silent else f" -> {signature.return_annotation}"
     parts, starred = [], False
     for one in signature.parameters.values():
         if one.kind is one.KEYWORD_ONLY and not starred:

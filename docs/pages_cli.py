@@ -57,7 +57,8 @@ def _page(words: str, command: Any) -> Iterator[str]:
     panels: dict[str, list[Any]] = {}
     for one in command.params:
         if not getattr(one, "hidden", False) and one.name not in (*COMMON, "help"):
-            panels.setdefault(one.rich_help_panel or ("Options" if one.opts[0].startswith("-") else "Arguments"), []).append(one)
+            panel = one.rich_help_panel or ("Options" if _is_option(one) else "Arguments")  # as Typer calls those without one
+            panels.setdefault(panel, []).append(one)
     for panel, found in panels.items():
         yield from (f"## {panel}", "", "| | |", "|---|---|", *map(_row, found), "")
     yield ALIKE

@@ -17,8 +17,17 @@ import typer
 from safetensors.torch import save_file
 
 import arrowbank
-from arrowbank import CaptureConfig, HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, capture, heal_draft, open_targets
-
+from arrowbank import (
+    CaptureConfig,
+    HealConfig,
+    ModelConfig,
+    TrunkConfig,
+    TrunkData,
+    build_trunk,
+    capture,
+    heal_draft,
+    open_targets,
+)
 from arrowbank.cli import GROUPS, VERBS, app
 from docs import pages_api, pages_cli
 from tests import arms, pages, tiny
@@ -73,7 +82,8 @@ def a_draft(folder: Path) -> dict[str, str]:
     (folder / "chats.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
     data = (TrunkData("text", folder / "chats.jsonl", 700),)
     build_trunk(TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8, hidden="pre"), folder / "first")
-    heal_draft(HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0.1), folder / "first", folder / "Org" / "Model")
+    config = HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0.1)
+    heal_draft(config, folder / "first", folder / "Org" / "Model")
     return {"trunk build": "trunk build --window 64 --tokens 1500", "@100000": "@1000"}
 
 
@@ -114,7 +124,8 @@ def test_every_page_is_followed_or_has_nothing_to_follow() -> None:
 
 def test_figures_of_the_scaling_page_are_those_of_the_benchmarks() -> None:
     table = (pages.ROOT / "README.md").read_text(encoding="utf-8").partition("<!-- benchmarks:start -->")[2]
-    figures = re.findall(r"[\d,.]*\d (?:M tokens/s|texts/s|MB/s|ms|s)(?= \|| from)", (pages.DOCS / "scaling.md").read_text(encoding="utf-8"))
+    page = (pages.DOCS / "scaling.md").read_text(encoding="utf-8")
+    figures = re.findall(r"[\d,.]*\d (?:M tokens/s|texts/s|MB/s|ms|s)(?= \|| from)", page)
     assert len(figures) > 5
     for figure in figures:
         assert f"| {figure} |" in table, f"{figure} is not in the table of benchmarks: measured anew?"

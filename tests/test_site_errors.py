@@ -78,9 +78,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Ite
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_of_the_page_is_what_the_program_says(name: str, workplace: Path) -> None:
-    section = re.findall(rf"^## `{name}`\n(.*?)(?=^## |\Z)", (pages.DOCS / "errors.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    page = (pages.DOCS / "errors.md").read_text(encoding="utf-8")
+    section = re.findall(rf"^## `{name}`\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
     assert len(section) == 1, f"errors.md has no section on {name}"
-    ((code, command, shown),) = re.findall(r'```console title="exit code (\d)"\n\$ (.*?)\n(.*?)```', section[0], flags=re.DOTALL)
+    example = r'```console title="exit code (\d)"\n\$ (.*?)\n(.*?)```'
+    ((code, command, shown),) = re.findall(example, section[0], flags=re.DOTALL)
     words = shlex.split(command)
     if words[0] == "python":
         done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
