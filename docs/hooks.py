@@ -65,6 +65,7 @@ def included(name: str, part: str | None) -> str:
         if found is None:
             raise KeyError(f"{name} has no part {part}")
         text = found.group(1)
+    text = text.replace("\\<", "&lt;").replace("\\>", "&gt;")  # Python-Markdown knows no such escapes
     return re.sub(r"\]\(([\w./-]+)\)", lambda link: f"]({PAGES.get(link.group(1).rstrip('/'), link.group(1))})", text)
 
 

@@ -90,7 +90,7 @@ def _signature(name: str, value: Any) -> str:
             starred = True
         parts.append(_annotations(str(one)))
     line = f"{name}({', '.join(parts)}){_annotations(result)}"
-    if len(line) <= 88:
+    if len(line) <= 76:  # what the page shows without scrolling
         return line
     return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){_annotations(result)}"])
 
@@ -98,7 +98,7 @@ def _signature(name: str, value: Any) -> str:
 def _annotations(text: str) -> str:
     """Annotations as they are in the source: without quotes and marks of dataclasses' factories."""
     text = re.sub(r"<factory>|<class '[\w.]*?(\w+)'>", lambda found: found.group(1) or "…", text)
-    text = re.sub(r"<[\w.]*?(\w+) object at 0x[0-9a-f]+>", r"\1", text)
+    text = re.sub(r"<[\w.]*?\b_?(\w+) object at 0x[0-9a-f]+>", lambda found: found.group(1).upper(), text)  # SILENT
     return re.sub(r"(?<=[:>] )'([^']*)'", r"\1", text)
 
 
