@@ -7,13 +7,15 @@ from typing import Any
 
 from arrowbank.bank.manifest import JOURNAL, MANIFEST, STATE, Manifest, Receipt, read_json, read_manifest
 
+PARTS = ("texts", "tokens", "features")  # of a folder that `build` made
 NEXT = {
     "texts": "arrowbank tokenize {folder} --tokenizer M --out DIR",
     "tokens": "arrowbank encode {folder} --model M --out DIR",
-    "features": "arrowbank verify {folder}",
-    "targets": "arrowbank targets verify {folder} --model M",
-    "in2": "arrowbank in2 verify {folder}",
+    "features": "arrowbank verify {folder}\narrowbank search {folder} TEXT\narrowbank report {folder} --out report.html",
+    "targets": "arrowbank targets verify {folder} --model M\narrowbank export {folder} --to FORMAT --out DIR",
+    "in2": "arrowbank in2 verify {folder}\narrowbank export {folder} --to FORMAT --out DIR",
     "in2-probes": "arrowbank in2 score {folder} --model M --out DIR",
+    "trunk": "arrowbank heal --trunk {folder} --model M --out DIR",
 }
 IN2 = ("arm", "T", "examples", "triples", "decoys_placed", "seed", "split")
 TARGETS = ("target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
@@ -37,7 +39,7 @@ SHOWN = (
 def describe_folder(folder: str | Path) -> dict[str, Any]:
     """Facts about the bank in `folder`, or about each bank of a folder that `build` made. InputError where there is none."""
     folder = Path(folder)
-    parts = [] if (folder / MANIFEST).exists() else [part for part in NEXT if (folder / part / MANIFEST).exists()]
+    parts = [] if (folder / MANIFEST).exists() else [part for part in PARTS if (folder / part / MANIFEST).exists()]
     if parts:
         return {part: describe_folder(folder / part) for part in parts}
     manifest = read_manifest(folder)

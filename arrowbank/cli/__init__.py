@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from arrowbank import __version__
 from arrowbank.cli import heal, in2, look, make, targets, trunk
+from arrowbank.cli.first import interrupted, versions, welcome
+from arrowbank.cli.help import Verb, Verbs
 from arrowbank.errors import ArrowbankError
 
 INTERRUPTED = 130
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
     name="arrowbank",
+    cls=Verbs,
     help="Turn raw text and frozen models into Arrow datasets that trainers open with load_from_disk.",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
@@ -43,23 +47,25 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 }
 for panel, verbs in VERBS.items():
     for verb in verbs:
-        app.command(rich_help_panel=panel)(verb)
+        app.command(cls=Verb, rich_help_panel=panel)(verb)
 for group, (meaning, members) in GROUPS.items():
-    inside = typer.Typer(help=meaning, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+    inside = typer.Typer(cls=Verbs, help=meaning, no_args_is_help=True, context_settings=SETTINGS)
     for name, verb in members.items():
-        inside.command(name)(verb)
+        inside.command(name, cls=Verb)(verb)
     app.add_typer(inside, name=group, rich_help_panel="Make a bank")
 
 
 @app.callback(invoke_without_command=True)
 def _top(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the versions that matter, and leave.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
-        print(f"arrowbank {__version__}")
+        print(versions())
     elif context.invoked_subcommand is None:
-        print(context.get_help())
+        print(welcome(Path.cwd()), end="")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:
-            print("arrowbank: interrupted. What is finished is kept: the same command goes on from there.", file=sys.stderr)
+            print(interrupted(arguments), file=sys.stderr)
         return leaving.code if isinstance(leaving.code, int) else 0
     return 0

@@ -31,19 +31,31 @@ def verify(
 
 
 @spread
-def info(folder: Annotated[str, typer.Argument(metavar="BANK", help="Any folder of ours.")], common: o.Common) -> None:
-    """Say what a folder holds, how far it is, and what to run next.
+def info(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A bank, or any folder or file near one.")], common: o.Common
+) -> None:
+    """Say what a folder holds, how far it is, and what to run next: banks, models, dumps, exports, files of episodes.
 
     Example: arrowbank info router/features
     """
-    from arrowbank.bank.info import describe_folder
+    from arrowbank.folders import describe_any
 
-    facts = describe_folder(folder)
+    facts = describe_any(folder)
     if common.json:
         _print_json(facts)
         return
     for name, value in facts.items():
-        print(f"{name.replace('_', ' '):18} {_plain(value)}")
+        if isinstance(value, dict) and "kind" in value:  # one of the banks that `build` made
+            print(f"{name}:")
+            _print_facts(value, indent="  ")
+        else:
+            _print_facts({name: value})
+
+
+def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
+    for name, value in facts.items():
+        first, *more = _plain(value).split("\n")
+        print(f"{indent}{name.replace('_', ' '):18} {first}", *(f"{indent}{'':18} {line}" for line in more), sep="\n")
 
 
 @spread

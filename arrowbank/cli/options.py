@@ -67,7 +67,7 @@ class ScanOptions:
         _build(
             "--field",
             metavar="KIND=PATH",
-            help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates\\[].text",
+            help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates[].text",
         ),
     ] = None
     strict: Annotated[bool, _build("--strict", help="A query or text that is not a string is an error, not skipped.")] = False

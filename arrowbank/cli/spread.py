@@ -1,4 +1,7 @@
-"""Options that verbs share, as dataclasses: a verb takes one as an argument, and Typer sees its fields as options of the verb."""
+"""Options that verbs share, as dataclasses: a verb takes one as an argument, and Typer sees its fields as options of the verb.
+
+On the way every option gets what people see of it: a name for its value, and the values that a shell may offer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
+
+from typer.models import ArgumentInfo, OptionInfo
 
 
 def spread(verb: Callable[..., None]) -> Callable[..., None]:
@@ -24,6 +29,8 @@ def spread(verb: Callable[..., None]) -> Callable[..., None]:
 
     shown = [parameter for name, parameter in parameters.items() if name not in groups]
     shown += [parameter for group in groups.values() for parameter in _parameters(group)]
+    for parameter in shown:
+        _complete(parameter)
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     )
@@ -42,3 +49,21 @@ def _parameters(group: type) -> list[inspect.Parameter]:
         )
         for field in dataclasses.fields(group)
     ]
+
+
+def _complete(parameter: inspect.Parameter) -> None:
+    """Name the value of an option that has no name for it, and let shells offer what its name lists (`post|pre`)."""
+    kind, *infos = get_args(parameter.annotation)
+    for info in infos:
+        if isinstance(info, OptionInfo) and info.metavar is None:
+            kinds = {kind, *get_args(kind)}
+            info.metavar = "N" if int in kinds else "X" if float in kinds else None if bool in kinds else "TEXT"
+        if isinstance(info, OptionInfo | ArgumentInfo) and "|" in (info.metavar or ""):
+            info.autocompletion = _offer(str(info.metavar).split("|"))
+
+
+def _offer(values: list[str]) -> Callable[[str], list[str]]:
+    def offer(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return offer
