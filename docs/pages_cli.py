@@ -54,13 +54,13 @@ def _page(words: str, command: Any) -> Iterator[str]:
     yield from ("```text", _usage(words, command), "```", "")
     if example:
         yield from ("For example:", "", "```sh", example, "```", "")
-    panels: dict[str, list[Any]] = {}
-    for one in command.params:
-        if not getattr(one, "hidden", False) and one.name not in (*COMMON, "help"):
-            panel = one.rich_help_panel or ("Options" if _is_option(one) else "Arguments")  # as Typer calls those without one
-            panels.setdefault(panel, []).append(one)
+    shown = [one for one in command.params if not getattr(one, "hidden", False) and one.name not in (*COMMON, "help")]
+    panels: dict[str, list[Any]] = {"Arguments": [], "Options": []}  # then the named ones, as on a terminal
+    for one in sorted(shown, key=lambda one: not one.required):
+        panels.setdefault(one.rich_help_panel or ("Options" if _is_option(one) else "Arguments"), []).append(one)
     for panel, found in panels.items():
-        yield from (f"## {panel}", "", "| | |", "|---|---|", *map(_row, found), "")
+        if found:
+            yield from (f"## {panel}", "", "| | |", "|---|---|", *map(_row, found), "")
     yield ALIKE
 
 
@@ -87,13 +87,8 @@ def _is_option(one: Any) -> bool:
 
 
 def _value(one: Any) -> str:
-    """What stands behind an option: its metavar, or the type of its value; nothing behind a switch."""
-    if one.metavar:
-        return str(one.metavar)
-    if getattr(one, "is_flag", False):
-        return ""
-    kind = one.bare_type() if hasattr(one, "bare_type") else one.type.name  # Typer's own since 0.27, Click's before
-    return {"int": "N", "integer": "N", "float": "X"}.get(kind, "TEXT")
+    """What stands behind an option; nothing behind a switch."""
+    return "" if getattr(one, "is_flag", False) else str(one.metavar or "TEXT")
 
 
 def _meaning(command: Any) -> str:
@@ -105,8 +100,8 @@ def _example(command: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Help text as Markdown: what Rich takes for markup is a bracket again, and no bracket becomes a link or a table's border."""
-    return text.replace("\\[", "[").replace("[", "\\[").replace("|", "\\|").replace("*", "\\*")
+    """Help text as Markdown: no bracket becomes a link, and no line a table's border."""
+    return text.replace("[", "\\[").replace("|", "\\|").replace("*", "\\*")
 
 
 INTRODUCTION = """\
@@ -121,7 +116,9 @@ BEHAVIOUR = """\
 - **Long work shows how far it is**: a bar on a terminal, now and then a line on standard error where there is none.
 - `--json` prints one JSON event a line on standard output instead, and ends with `{"phase": "done", …}`. Messages go to standard error.
 - `--debug` shows the traceback of an error.
-- `--version` and `--install-completion` are options of `arrowbank` itself.
+- `arrowbank` alone says what to do next, and which banks lie in the current folder.
+- `arrowbank --version` also names the packages that decide values, for a report of a problem.
+- `arrowbank --install-completion` teaches your shell the verbs, options and values.
 
 | exit code | means |
 |---|---|
