@@ -51,7 +51,7 @@ def _index() -> str:
 def _page(words: str, command: Any) -> Iterator[str]:
     meaning, example = _meaning(command), _example(command)
     yield from (f"# `arrowbank {words}`", "", _prose(meaning), "")
-    yield from ("```text", _usage(words, command), "```", "")
+    yield from ("```output", _usage(words, command), "```", "")
     if example:
         yield from ("For example:", "", "```sh", example, "```", "")
     shown = [one for one in command.params if not getattr(one, "hidden", False) and one.name not in (*COMMON, "help")]
