@@ -76,6 +76,7 @@ def recipes() -> str:
         if path.stem == "__init__":
             continue
         meaning = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        meaning = re.sub(r"^    (python .*)$", r"```sh\n\1\n```", meaning, flags=re.MULTILINE)
         lines += [f"### `{path.stem}` {{ #{path.stem} }}", "", meaning, ""]
     return "\n".join(lines)
 
