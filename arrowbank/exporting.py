@@ -1,5 +1,4 @@
-"""The stage `export`: a target bank or an IN2 arm becomes the files that a trainer reads unchanged, or is refused where they would
-mislead it.
+"""The stage `export`: a bank becomes the files that a trainer reads unchanged, or is refused where they would mislead it.
 
 Every trainer assumes one convention for layers and one for the final norm, and none checks. What a bank says of itself is
 converted where that is exact, and otherwise refused.
@@ -13,18 +12,20 @@ from typing import Any
 
 from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_target_bank
 from arrowbank.errors import InputError
-from arrowbank.formats import deepspec, modelopt, specforge, speculators, tokenshards
+from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables, tokenshards
 from arrowbank.formats.exported import Format
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.windows import STRIDES
 from arrowbank.progress import SILENT, Progress
 
 FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
+EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """`format` is one of FORMATS, or of `tokenshards.LAYOUTS` for an arm; `assume_norm` is the norm of last hidden states that a bank
+    """`format` is one of EVERY_FORMAT: FORMATS for a target bank, `tokenshards.LAYOUTS` for an arm, "npy" for a feature bank, "parquet"
+    for any; `assume_norm` is the norm of last hidden states that a bank
     of "unknown" ones is to have; `stride` the step of an arm's loader, "T" or "T+1".
     """
 
@@ -34,31 +35,26 @@ class ExportConfig:
     stride: str | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in (*FORMATS, *tokenshards.LAYOUTS):
-            raise InputError(f"--to {self.format}: expected one of {', '.join((*FORMATS, *tokenshards.LAYOUTS))}.")
+        if self.format not in EVERY_FORMAT:
+            raise InputError(f"--to {self.format}: expected one of {', '.join(EVERY_FORMAT)}.")
         if self.stride not in (None, *STRIDES):
             raise InputError(f"--stride {self.stride}: expected T or T+1.")
-        self._check_tokens()
+        if self.stride is not None and self.format not in tokenshards.LAYOUTS:
+            raise InputError(f"{self.format} does not hold an arm's examples for a loader: leave --stride out.")
         if self.assume_norm not in (None, "post", "pre"):
             raise InputError(f"--assume-norm {self.assume_norm}: expected post or pre.")
+        if self.assume_norm is not None and self.format not in FORMATS:
+            raise InputError(f"{self.format} says nothing of norms: leave --assume-norm out.")
         if self.max_shard_bytes is not None and self.max_shard_bytes < 1:
             raise InputError(f"max_shard_bytes is {self.max_shard_bytes}, it must be at least 1.")
-        if self.max_shard_bytes is not None and not FORMATS[self.format].shards:
-            raise InputError(f"{self.format} has no shards: leave --max-shard-bytes out.")
-
-    def _check_tokens(self) -> None:
-        """Options that only arms have, or only target banks."""
-        of_arms = self.format in tokenshards.LAYOUTS
-        if of_arms and (self.max_shard_bytes is not None or self.assume_norm is not None):
-            raise InputError(f"{self.format} holds an arm's examples: leave --max-shard-bytes and --assume-norm out.")
-        if not of_arms and self.stride is not None:
-            raise InputError(f"{self.format} holds hidden states: leave --stride out.")
+        if self.max_shard_bytes is not None and not (self.format in FORMATS and FORMATS[self.format].shards):
+            raise InputError(f"{self.format} has no shards of a size to choose: leave --max-shard-bytes out.")
 
 
 def export(
     config: ExportConfig, bank: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:
-    """Write the target bank or the arm `bank` in a trainer's format to `out`; what the last file says. Goes on where it stopped.
+    """Write `bank` in a trainer's format to `out`; what the last file says. Goes on where it stopped.
 
     Raises InputError for what the format cannot hold or would mislabel, PlanMismatch where `out` holds another export, DiskFull,
     BankLocked, CorruptBank.
@@ -67,6 +63,8 @@ def export(
         return tokenshards.export_tokens(
             bank, out, format=config.format, stride=config.stride, restart=restart, progress=progress
         )
+    if config.format in tables.FORMATS:
+        return tables.export_tables(bank, out, format=config.format, restart=restart, progress=progress)
     format = FORMATS[config.format]
     opened = open_target_bank(bank)
     rows = format.fit(_vouched(opened, config))

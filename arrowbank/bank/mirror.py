@@ -27,9 +27,10 @@ INDEX_FILE = "index.json"
 TEXTS_FILE = "texts.jsonl"
 
 
-def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[int], None]) -> None:
-    """Write the mirror's files from the finished shards of `bank`. A file already there with its receipt is kept."""
-    shards = _mapped(bank)
+def mirror_files(
+    shards: Sequence[pa.RecordBatch], *, rows: int, width: int, report: Callable[[int], None]
+) -> dict[str, Callable[[HashedFile], None]]:
+    """What writes each file of the mirror of a feature bank's `shards`, by name. `report` is told of rows of the matrix."""
 
     def matrix(file: HashedFile) -> None:
         header = {"descr": "<f2", "fortran_order": False, "shape": (rows, width)}
@@ -52,7 +53,12 @@ def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[i
         for batch in shards:
             file.write("".join(json.dumps(text) + "\n" for text in batch.column("text").to_pylist()).encode())
 
-    files = {MATRIX_FILE: matrix, INDEX_FILE: index, TEXTS_FILE: texts}
+    return {MATRIX_FILE: matrix, INDEX_FILE: index, TEXTS_FILE: texts}
+
+
+def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[int], None]) -> None:
+    """Write the mirror's files from the finished shards of `bank`. A file already there with its receipt is kept."""
+    files = mirror_files(_mapped(bank), rows=rows, width=width, report=report)
     with ThreadPoolExecutor(len(files)) as pool:  # the matrix is the disk's and the hash's work, the others Python's
         for written in [pool.submit(bank.write_file, name, write, rows=rows) for name, write in files.items()]:
             written.result()

@@ -11,10 +11,16 @@ from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
-FORMATS = (
-    "deepspec, specforge-eagle3, specforge-dflash, specforge-dspark, speculators or modelopt; "
-    "of arms: raw, llmc, nanogpt-npy, megatron or nanotron."
-)
+FORMATS = {
+    "of targets": ["deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "speculators", "modelopt"],
+    "of arms": ["raw", "llmc", "nanogpt-npy", "megatron", "nanotron"],
+    "of features": ["npy"],
+    "of any bank": ["parquet"],
+}
+
+
+def _formats(incomplete: str) -> list[str]:
+    return [name for names in FORMATS.values() for name in names if name.startswith(incomplete)]
 
 
 @spread
@@ -73,8 +79,16 @@ def capture(
 
 @spread
 def export(
-    bank: Annotated[str, typer.Argument(metavar="BANK", help="A target bank, or an IN2 arm.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMATS)],
+    bank: Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="; ".join(f"{what}: {', '.join(names)}" for what, names in FORMATS.items()),
+            autocompletion=_formats,
+        ),
+    ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder.")],
     common: o.Common,
     max_shard_bytes: Annotated[int | None, typer.Option("--max-shard-bytes", help="Of formats with shards.")] = None,
