@@ -22,10 +22,10 @@ GROUPS = {
     "models": "Models and batches",
     "plan": "Models and batches",
     "targets": "Target banks",
-    "exporting": "Target banks",
     "in2": "IN2 arms",
     "trunk": "Trunk banks and healing",
     "heal": "Trunk banks and healing",
+    "exporting": "Hand a bank on",
 }
 OTHER = "More"
 INTRODUCTION = """\

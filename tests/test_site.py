@@ -29,6 +29,7 @@ from arrowbank import (
     open_targets,
 )
 from arrowbank.cli import GROUPS, VERBS, app
+from arrowbank.exporting import EVERY_FORMAT
 from docs import pages_api, pages_cli
 from tests import arms, pages, tiny
 
@@ -129,6 +130,14 @@ def test_figures_of_the_scaling_page_are_those_of_the_benchmarks() -> None:
     assert len(figures) > 5
     for figure in figures:
         assert f"| {figure} |" in table, f"{figure} is not in the table of benchmarks: measured anew?"
+
+
+def test_every_format_of_export_is_in_a_table() -> None:
+    tables = "".join(
+        (pages.DOCS / page).read_text(encoding="utf-8") for page in ("feature-bank.md", "target-bank.md", "in2-arms.md")
+    )
+    for name in EVERY_FORMAT:
+        assert f"\n| `{name}` |" in tables
 
 
 def test_every_verb_has_a_page() -> None:
