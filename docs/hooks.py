@@ -3,7 +3,8 @@
 - `cli/…` is made of the command line (pages_cli.py), `api.md` of the public names (pages_api.py): neither is a file.
 - A line `<!-- include: FILE -->` is replaced by FILE of the repository, `<!-- include: FILE NAME -->` by what is between its marks
   `<!-- NAME:start -->` and `<!-- NAME:end -->`, `<!-- include: FILE python -->` by FILE as a block of code.
-- A line `<!-- recipes -->` is replaced by what the recipes say of themselves, `<!-- extras -->` by the extras of pyproject.toml.
+- A line `<!-- scripts: FOLDER -->` is replaced by what the scripts of a folder say of themselves, `<!-- extras -->` by the extras of
+  pyproject.toml.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\S+)(?: (\w+))? -->$", flags=re.MULTILINE)
+SCRIPTS = re.compile(r"^<!-- scripts: (\w+) -->$", flags=re.MULTILINE)
 # names of files at the root, as their links have them → pages
 PAGES = {
     "FORMAT.md": "format.md",
@@ -52,7 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in what a page includes."""
     markdown = INCLUDE.sub(lambda found: included(found.group(1), found.group(2)), markdown)
-    return markdown.replace("<!-- recipes -->", recipes()).replace("<!-- extras -->", extras())
+    markdown = SCRIPTS.sub(lambda found: scripts(found.group(1)), markdown)
+    return markdown.replace("<!-- extras -->", extras())
 
 
 def included(name: str, part: str | None) -> str:
@@ -69,10 +72,10 @@ def included(name: str, part: str | None) -> str:
     return re.sub(r"\]\(([\w./-]+)\)", lambda link: f"]({PAGES.get(link.group(1).rstrip('/'), link.group(1))})", text)
 
 
-def recipes() -> str:
-    """What each recipe says of itself, under its name."""
+def scripts(folder: str) -> str:
+    """What each script of a folder of the repository says of itself, under its name."""
     lines = []
-    for path in sorted((ROOT / "recipes").glob("*.py")):
+    for path in sorted((ROOT / folder).glob("*.py")):
         if path.stem == "__init__":
             continue
         meaning = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
