@@ -31,7 +31,7 @@ from arrowbank import (
 from arrowbank.cli import GROUPS, VERBS, app
 from arrowbank.exporting import EVERY_FORMAT
 from docs import pages_api, pages_cli
-from tests import arms, pages, tiny
+from tests import arms, docpages, tiny
 
 
 @pytest.fixture(scope="session")
@@ -114,18 +114,18 @@ def test_a_page_can_be_followed(
     monkeypatch.syspath_prepend(str(tmp_path))
     for owner in hub.iterdir():
         (tmp_path / owner.name).symlink_to(owner)
-    pages.read_page(page, capsys, STAND_INS[page](tmp_path))
+    docpages.read_page(page, capsys, STAND_INS[page](tmp_path))
 
 
 def test_every_page_is_followed_or_has_nothing_to_follow() -> None:
-    for path in pages.DOCS.glob("*.md"):
+    for path in docpages.DOCS.glob("*.md"):
         if path.name not in (*STAND_INS, "errors.md", "in2-worked-example.md"):  # these have tests of their own
-            assert not list(pages.blocks(path.name)), f"{path.name} has blocks of code that nobody runs"
+            assert not list(docpages.blocks(path.name)), f"{path.name} has blocks of code that nobody runs"
 
 
 def test_figures_of_the_scaling_page_are_those_of_the_benchmarks() -> None:
-    table = (pages.ROOT / "README.md").read_text(encoding="utf-8").partition("<!-- benchmarks:start -->")[2]
-    page = (pages.DOCS / "scaling.md").read_text(encoding="utf-8")
+    table = (docpages.ROOT / "README.md").read_text(encoding="utf-8").partition("<!-- benchmarks:start -->")[2]
+    page = (docpages.DOCS / "scaling.md").read_text(encoding="utf-8")
     figures = re.findall(r"[\d,.]*\d (?:M tokens/s|texts/s|MB/s|ms|s)(?= \|| from)", page)
     assert len(figures) > 5
     for figure in figures:
@@ -134,7 +134,7 @@ def test_figures_of_the_scaling_page_are_those_of_the_benchmarks() -> None:
 
 def test_every_format_of_export_is_in_a_table() -> None:
     tables = "".join(
-        (pages.DOCS / page).read_text(encoding="utf-8") for page in ("feature-bank.md", "target-bank.md", "in2-arms.md")
+        (docpages.DOCS / page).read_text(encoding="utf-8") for page in ("feature-bank.md", "target-bank.md", "in2-arms.md")
     )
     for name in EVERY_FORMAT:
         assert f"\n| `{name}` |" in tables
@@ -161,7 +161,7 @@ def test_every_verb_has_a_page() -> None:
 def test_the_examples_of_the_verbs_are_commands() -> None:
     for name, page in pages_cli.pages().items():
         for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL):
-            assert pages.parse(block) == 1, name
+            assert docpages.parse(block) == 1, name
 
 
 def test_every_public_name_is_on_the_page_of_python() -> None:
@@ -175,7 +175,7 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=pages.ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=docpages.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
     for page in (tmp_path / "site").rglob("*.html"):

@@ -17,7 +17,7 @@ import pytest
 from arrowbank import BuildConfig, EncodeConfig, ModelConfig, RunOptions, ScanConfig, TokenizeConfig, build, encode, errors
 from arrowbank.bank.files import FolderLock
 from arrowbank.cli import main
-from tests import dumps, pages
+from tests import docpages, dumps
 
 BAD_ENCODER = """
 import numpy as np
@@ -49,7 +49,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Ite
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        patch.setenv("PYTHONPATH", f"{folder}:{pages.ROOT}")
+        patch.setenv("PYTHONPATH", f"{folder}:{docpages.ROOT}")
         patch.setitem(sys.modules, "ray", None)
         (folder / "Qwen").mkdir()
         (folder / "Qwen" / "Qwen3-4B").symlink_to(tiny_qwen3)
@@ -78,7 +78,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Ite
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_of_the_page_is_what_the_program_says(name: str, workplace: Path) -> None:
-    page = (pages.DOCS / "errors.md").read_text(encoding="utf-8")
+    page = (docpages.DOCS / "errors.md").read_text(encoding="utf-8")
     section = re.findall(rf"^## `{name}`\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
     assert len(section) == 1, f"errors.md has no section on {name}"
     example = r'```console title="exit code (\d)"\n\$ (.*?)\n(.*?)```'
