@@ -19,6 +19,10 @@ GROUPS = {
     "corpus": "Feature banks",
     "encoding": "Feature banks",
     "comparison": "Feature banks",
+    "joining": "Banks out of banks",
+    "searching": "Look into a bank",
+    "auditing": "Look into a bank",
+    "report": "Look into a bank",
     "models": "Models and batches",
     "plan": "Models and batches",
     "targets": "Target banks",
@@ -26,6 +30,7 @@ GROUPS = {
     "trunk": "Trunk banks and healing",
     "heal": "Trunk banks and healing",
     "exporting": "Hand a bank on",
+    "hub": "Hand a bank on",
 }
 OTHER = "More"
 INTRODUCTION = """\
