@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,14 @@ def scripts(folder: str) -> str:
         if path.stem == "__init__":
             continue
         meaning = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        meaning = re.sub(r"^    (python .*)$", r"```sh\n\1\n```", meaning, flags=re.MULTILINE)
+        meaning = re.sub(r"(?:^    python .*\n?)+", _fenced, meaning, flags=re.MULTILINE)
         lines += [f"### `{path.stem}` {{ #{path.stem} }}", "", meaning, ""]
     return "\n".join(lines)
+
+
+def _fenced(lines: re.Match[str]) -> str:
+    """Indented commands as a block of shell."""
+    return f"```sh\n{inspect.cleandoc(lines.group())}\n```\n"
 
 
 def extras() -> str:
