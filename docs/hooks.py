@@ -2,7 +2,8 @@
 
 - `cli/…` is made of the command line (pages_cli.py), `api.md` of the public names (pages_api.py): neither is a file.
 - A line `<!-- include: FILE -->` is replaced by FILE of the repository, `<!-- include: FILE NAME -->` by what is between its marks
-  `<!-- NAME:start -->` and `<!-- NAME:end -->`, `<!-- include: FILE python -->` by FILE as a block of code.
+  `<!-- NAME:start -->` and `<!-- NAME:end -->`, `<!-- include: FILE ## Heading -->` by what stands under that heading,
+  `<!-- include: FILE python -->` by FILE as a block of code.
 - A line `<!-- scripts: FOLDER -->` is replaced by what the scripts of a folder say of themselves, `<!-- extras -->` by the extras of
   pyproject.toml.
 """
@@ -21,7 +22,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-INCLUDE = re.compile(r"^<!-- include: (\S+)(?: (\w+))? -->$", flags=re.MULTILINE)
+INCLUDE = re.compile(r"^<!-- include: (\S+)(?: (.+))? -->$", flags=re.MULTILINE)
 SCRIPTS = re.compile(r"^<!-- scripts: (\w+) -->$", flags=re.MULTILINE)
 # names of files at the root, as their links have them → pages
 PAGES = {
@@ -30,6 +31,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",
     "recipes": "recipes.md",
+    "examples": "examples.md",
     "docs/in2-worked-example.md": "in2-worked-example.md",
 }
 
@@ -65,7 +67,8 @@ def included(name: str, part: str | None) -> str:
     if part == "python":
         return f"```python\n{text}```"
     if part:
-        found = re.search(rf"<!-- {part}:start -->\n(.*?)<!-- {part}:end -->", text, flags=re.DOTALL)
+        marks = (f"{part}\n", "(?=^## |\\Z)") if part.startswith("#") else (f"<!-- {part}:start -->\n", f"<!-- {part}:end -->")
+        found = re.search(rf"^{marks[0]}(.*?){marks[1]}", text, flags=re.DOTALL | re.MULTILINE)
         if found is None:
             raise KeyError(f"{name} has no part {part}")
         text = found.group(1)
