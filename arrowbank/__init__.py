@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from arrowbank.auditing import Audit, AuditConfig, audit
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.trunk import open_trunk
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.scoring import ScoreConfig, score_probes
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.searching import Hit, SearchConfig, Searcher
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
 
 _HOME = {
+    "Audit": "auditing",
+    "AuditConfig": "auditing",
     "Bank": "bank",
     "BatchRules": "plan",
     "BuildConfig": "building",
@@ -54,6 +58,7 @@ _HOME = {
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
     "HealConfig": "heal.config",
+    "Hit": "searching",
     "ImportConfig": "targets.importing",
     "In2Config": "in2.config",
     "ModelConfig": "models",
@@ -61,10 +66,13 @@ _HOME = {
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
+    "SearchConfig": "searching",
+    "Searcher": "searching",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "TrunkConfig": "trunk.planning",
     "TrunkData": "trunk.planning",
+    "audit": "auditing",
     "build": "building",
     "build_in2": "in2.building",
     "build_probes": "in2.probes",
@@ -89,6 +97,8 @@ _HOME = {
 }
 
 __all__ = [
+    "Audit",
+    "AuditConfig",
     "Bank",
     "BatchRules",
     "BuildConfig",
@@ -101,6 +111,7 @@ __all__ = [
     "FeatureBank",
     "FeatureDataset",
     "HealConfig",
+    "Hit",
     "ImportConfig",
     "In2Config",
     "ModelConfig",
@@ -108,10 +119,13 @@ __all__ = [
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
+    "SearchConfig",
+    "Searcher",
     "TargetDataset",
     "TokenizeConfig",
     "TrunkConfig",
     "TrunkData",
+    "audit",
     "build",
     "build_in2",
     "build_probes",

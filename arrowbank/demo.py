@@ -15,22 +15,20 @@ import json
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from arrowbank.bank.features import open_features
 from arrowbank.bank.manifest import Manifest
 from arrowbank.building import BuildConfig, build
 from arrowbank.corpus.scan import ScanConfig
 from arrowbank.corpus.tokenize import TokenizeConfig
 from arrowbank.encoding import EncodeConfig
-from arrowbank.errors import InputError, MissingDependency
-from arrowbank.models import ModelConfig, load_encoder, load_tokenizer
+from arrowbank.errors import MissingDependency
+from arrowbank.models import ModelConfig
 from arrowbank.plan import BatchRules
 from arrowbank.progress import SILENT, Progress
+from arrowbank.searching import SearchConfig, Searcher, one_line
 
 QUERIES = ("read a file line by line", "turn text into a date", "wait until another thread has finished")
 NEAREST = 3
@@ -135,32 +133,17 @@ def minilm() -> str:
     return str(Path(package.origin).parent / "model")
 
 
-def nearest(features: Path, config: BuildConfig, queries: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
-    """For each query the `count` texts of the bank with the largest cosine to it, and that cosine."""
-    if config.encode.model is None:
-        raise InputError("a bank of one's own encoder has no model to search with; give one with a model")
-    bank = open_features(features)
-    tokenizer, encoder = load_tokenizer(config.tokenize.tokenizer), load_encoder(config.encode.model)
-    matrix, found = bank.matrix.astype(np.float32), []
-    for query in queries:
-        ids = tokenizer(query, add_special_tokens=config.tokenize.special_tokens)["input_ids"]
-        vector = encoder.encode(np.array([ids], np.int32))[0]
-        cosines = matrix @ (vector / np.linalg.norm(vector))
-        best = np.argsort(-cosines, kind="stable")[:count]
-        found.append([(float(cosines[row]), str(bank.dataset[int(row)]["text"])) for row in best])
-    return found
-
-
 def run(out: Path, *, episodes: int = EPISODES, progress: Progress = SILENT, say: Callable[[str], object] = print) -> Manifest:
     """Build the demo's bank in `out`, unless it is there already, and `say` what is in it; the features' manifest."""
     begin = time.monotonic()
     config = demo_bank(write_episodes(out / "episodes", episodes), minilm())
     manifest = build(config, out, progress=progress)
     say(f"\n{manifest['rows']:,} texts of {manifest['hidden_size']} numbers each, in {time.monotonic() - begin:.0f} s.")
-    for query, found in zip(QUERIES, nearest(out / "features", config, QUERIES, NEAREST), strict=True):
+    searcher = Searcher(out / "features", SearchConfig(device="cpu"))
+    for query, found in zip(QUERIES, searcher.search(QUERIES, NEAREST), strict=True):
         say(f"\nnearest to {query!r}:")
-        for cosine, text in found:
-            say(f"  {cosine:.3f}  {text if len(text) <= 110 else text[:109] + '…'}")
+        for hit in found:
+            say(f"  {hit.cosine:.3f}  {one_line(hit.text)}")
     say(f"\nThe bank lies in {out / 'features'}. To open it:\n")
     say("    from arrowbank import open_bank")
     say(f"    bank = open_bank({str(out / 'features')!r})")

@@ -32,22 +32,23 @@ def make_text_and_token_banks(folder: Path, rows: int) -> None:
         tokens.commit(rows=rows, manifest={"texts": origin, "max_tokens": 64, "generations": [rows], "text_count": rows})
 
 
-def make_feature_bank(folder: Path, rows: int, width: int, *, mirror: bool = True) -> None:
+def make_feature_bank(folder: Path, rows: int, width: int, *, mirror: bool = True, normalize: bool = False) -> None:
     """A committed feature bank of random vectors."""
     rng = np.random.default_rng(0)
-    with BankWriter(folder, kind="features", recipe={"rows": rows, "width": width, "normalize": False}) as bank:
+    with BankWriter(folder, kind="features", recipe={"rows": rows, "width": width, "normalize": normalize}) as bank:
         for index, low, high in _ranges(rows):
             columns = _text_columns(low, high)
             del columns["source"]
             columns["length"] = pa.array(np.full(high - low, 8, np.int32))
-            columns["features"] = fixed_list_column(
-                rng.standard_normal((high - low, width), dtype=np.float32).astype(np.float16)
-            )
+            vectors = rng.standard_normal((high - low, width), dtype=np.float32)
+            if normalize:
+                vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            columns["features"] = fixed_list_column(vectors.astype(np.float16))
             bank.write_shard(index, pa.record_batch(columns))
         write_keys(bank, rows=rows)
         if mirror:
             write_mirror(bank, rows=rows, width=width, report=lambda rows: None)
-        bank.commit(rows=rows, manifest={"hidden_size": width, "text_count": rows})
+        bank.commit(rows=rows, manifest={"hidden_size": width, "text_count": rows, "encoding": {"normalize": normalize}})
 
 
 def text_of(row: int) -> str:

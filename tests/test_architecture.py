@@ -31,6 +31,8 @@ LAYERS: dict[str, float] = {
     "formats": 2,
     "mtp": 2.5,  # the draft of a model: over models and formats, below the stages that train it
     "building": 4,  # scan, tokenize and encode in one: the only place beside the command line that knows several stages
+    "auditing": 4,  # reads sources as the scan does
+    "searching": 4,  # tokenizes and encodes a query
     "demo": 5,
     "cli": 6,
     "__main__": 7,

@@ -29,6 +29,8 @@ CONTRACT = {
     "estimate": "model",
     "compare": "min-cosine",
     "lookup": "",
+    "search": "model where tokenizer encoder faiss device gpu-memory-gb trust-remote-code json",
+    "audit": "source field on-bad-line against threshold max-shared out json",
     "export": "to out max-shard-bytes assume-norm stride restart",
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
     "vocab-size max-shard-bytes to codec spans dry-run restart",

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from arrowbank import build, demo, open_bank, verify_in2
+from arrowbank import Searcher, build, demo, open_bank, verify_in2
 from arrowbank.bank.verify import verify
 from arrowbank.targets.proof import verify_targets
 from recipes import deepspec_cache, demo_bank, eagle3_qwen3, in2_16k, router_v5, router_v6
@@ -57,9 +57,9 @@ def test_the_demos_recipe_small(tmp_path: Path, tiny_bert: Path, tree_bytes: Cal
     build(config, tmp_path / "b")
     assert tree_bytes(tmp_path / "a" / "features") == tree_bytes(tmp_path / "b" / "features")
     text = str(open_bank(tmp_path / "a" / "features").dataset[7]["text"])
-    (found,) = demo.nearest(tmp_path / "a" / "features", config, [text], 2)
+    (found,) = Searcher(tmp_path / "a" / "features").search([text], 2)
     assert len(found) == 2
-    assert found[0][0] >= found[1][0]
+    assert found[0].cosine >= found[1].cosine
 
 
 def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,9 +81,9 @@ def test_the_demos_nearest_text_to_a_text_is_itself(tmp_path: Path) -> None:
     config = demo_bank.tiny(sources, demo.minilm())
     build(config, tmp_path / "bank")
     short = [text for text in open_bank(tmp_path / "bank" / "features").dataset["text"] if len(text) < 40][:3]
-    for text, found in zip(short, demo.nearest(tmp_path / "bank" / "features", config, short, 1), strict=True):
-        assert found[0][1] == text
-        assert found[0][0] > 0.999
+    for text, found in zip(short, Searcher(tmp_path / "bank" / "features").search(short, 1), strict=True):
+        assert found[0].text == text
+        assert found[0].cosine > 0.999
 
 
 def test_the_demo_has_enough_episodes_and_the_same_ones_each_time(tmp_path: Path) -> None:

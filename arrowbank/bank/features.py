@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists
+from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists, values_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, KeyFile, text_keys
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.errors import InputError
@@ -58,6 +58,16 @@ class FeatureBank(Bank):
     def take(self, rows: npt.ArrayLike) -> Vectors:
         """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards."""
         return self.features.take(rows)
+
+    def of_kind(self, kind: str) -> npt.NDArray[np.bool_]:
+        """Which rows are texts of `kind`, [N]."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        # by way of numbers: a column of bits becomes no array without pandas
+        equal = [pc.cast(pc.equal(batch.column("kind"), kind), pa.uint8()) for batch in self.shards()]
+        found: npt.NDArray[np.bool_] = np.concatenate([values_of(column) for column in equal]) != 0
+        return found
 
     def find(self, digests: Digests) -> npt.NDArray[np.int64]:
         """The row of each sha1, [n, 20] uint8 → [n] int64; −1 where the bank does not have it."""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from arrowbank.cli import heal, in2, look, make, targets, trunk
+from arrowbank.cli import heal, in2, look, make, search, targets, trunk
 from arrowbank.cli.first import interrupted, versions, welcome
 from arrowbank.cli.help import Verb, Verbs
 from arrowbank.errors import ArrowbankError
@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Train with a bank": (heal.heal,),
-    "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup),
+    "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup, search.search, search.audit),
     "Hand a bank on": (targets.export,),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import fixed_bytes
@@ -252,19 +253,52 @@ def _read(
 ) -> None:
     """Everything there is into `rows`. Raises InputError at the first line or row that is not usable."""
     total = sum(prints[file.path].bytes for source in sources for file in source.files)
-    lines: Counter[int] = Counter()  # before the block, by file
     with progress.phase("scan", total, unit="bytes") as phase, rows.shards:
-        for origin, extracted in crew.map(_blocks(sources, prints, rules)):
-            extract = extracted.extract
-            if extract.error:
-                raise InputError(_complaint(origin.file, extract.error, lines[origin.number]))
-            lines[origin.number] += extract.lines
+        for origin, extracted in _extracts(crew, rules, sources, prints):
             rows.add(extracted, origin.name)
             rows.settle(crew.ahead)
-            phase.advance(origin.bytes, texts=extract.counts.texts_seen)
+            phase.advance(origin.bytes, texts=extracted.extract.counts.texts_seen)
         rows.settle()
         check_unchanged(prints)
         rows.shards.finish()
+
+
+def _extracts(
+    crew: Workers, rules: Rules, sources: Sequence[Source], prints: Mapping[Path, Print]
+) -> Iterator[tuple[_Origin, Extracted]]:
+    """What is in each block, in order. Raises InputError at the first line or row that is not usable."""
+    lines: Counter[int] = Counter()  # before the block, by file
+    for origin, extracted in crew.map(_blocks(sources, prints, rules)):
+        extract = extracted.extract
+        if extract.error:
+            raise InputError(_complaint(origin.file, extract.error, lines[origin.number]))
+        lines[origin.number] += extract.lines
+        yield origin, extracted
+
+
+@dataclass(frozen=True)
+class KeyBlock:
+    """Some texts of the source `source`, in order, repeated ones included: keys [n, 20] uint8, and places in `Rules.kinds` [n]."""
+
+    source: str
+    digests: npt.NDArray[np.uint8]
+    kinds: npt.NDArray[np.uint8]
+
+
+def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progress = SILENT) -> Iterator[KeyBlock]:
+    """The key and kind of every text that `scan` would meet, in order, and nothing written. Raises what `scan` raises for sources."""
+    sources = find_sources(config.sources)
+    files = [file for source in sources for file in source.files]
+    with Workers(config.rules, _worker_count(files) if workers is None else workers) as crew:
+        prints = fingerprint(files, progress)
+        with progress.phase("read", sum(prints[file.path].bytes for file in files), unit="bytes") as phase:
+            for origin, extracted in _extracts(crew, config.rules, sources, prints):
+                extract = extracted.extract
+                extracted.texts(bytes(len(extract.kinds)))  # a worker keeps a block's texts until it is asked; none is wanted
+                digests = np.frombuffer(extract.digests, np.uint8).reshape(-1, SHA1_BYTES)
+                yield KeyBlock(origin.name, digests, np.frombuffer(extract.kinds, np.uint8))
+                phase.advance(origin.bytes, texts=extract.counts.texts_seen)
+        check_unchanged(prints)
 
 
 def _blocks(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,13 +35,14 @@ from arrowbank.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     import datasets
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 METHOD = 1  # raise it when the same recipe would give other ids
 BATCH_ROWS = 1000
 ROWS_WORTH_A_PROCESS = 2000
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
+NO_TOKENS = [0]  # stands for a text that gives none
 CARRIED = ("sources", "kinds", "text_count")
 
 BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
@@ -94,15 +95,12 @@ class Batches:
         return _read_backend(self.tokenizer_file, self.split_special_tokens)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        texts = table.column("text").to_pylist()
-        if self.prompt:
-            texts = [self.prompt + text for text in texts]
-        encodings = self.backend().encode_batch_fast(texts, add_special_tokens=self.special_tokens)
+        encodings = encode_texts(self.backend(), table.column("text").to_pylist(), self.prompt, self.special_tokens)
         ids = [encoding.ids for encoding in encodings]
         truncated = [len(i) >= self.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
         empty = [not i for i in ids]
         if any(empty):
-            ids = [i or [0] for i in ids]
+            ids = [i or NO_TOKENS for i in ids]
         lengths = np.fromiter(map(len, ids), np.int32, len(ids))
         offsets = np.zeros(len(ids) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
@@ -269,15 +267,34 @@ def _read_backend(path: Path, split_special_tokens: bool, truncation: bool = Tru
 
 
 def _save_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, path: Path) -> Path:
-    """Write the Rust tokenizer, set as `tokenizer(text, truncation=True, max_length=…)` sets it, for this run's processes."""
-    backend = tokenizer.backend_tokenizer
+    """Write the Rust tokenizer, set for this run's processes."""
+    truncating_backend(tokenizer, config).save(str(path))
+    return path
+
+
+def truncating_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig) -> Tokenizer:
+    """The Rust tokenizer, set as `tokenizer(text, truncation=True, max_length=…)` sets it. InputError where nothing would be left."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
     added = backend.num_special_tokens_to_add(False) if config.special_tokens else 0
     if config.max_tokens <= added:
         raise InputError(f"max_tokens is {config.max_tokens}, the tokenizer's own special tokens take {added}. Give more.")
     backend.no_padding()
     backend.enable_truncation(config.max_tokens, stride=0, strategy="longest_first", direction=tokenizer.truncation_side)
-    backend.save(str(path))
-    return path
+    return backend
+
+
+def encode_texts(backend: Tokenizer, texts: Sequence[str], prompt: str, special_tokens: bool) -> list[Encoding]:
+    """What the Rust tokenizer makes of texts behind the prompt."""
+    prompted = [prompt + text for text in texts] if prompt else list(texts)
+    return list(backend.encode_batch_fast(prompted, add_special_tokens=special_tokens))
+
+
+def token_rows(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of a few texts, here and at once: what `tokenize` with this tokenizer and config stores for them."""
+    backend = truncating_backend(tokenizer, config)
+    backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
+    encodings = encode_texts(backend, texts, config.prompt, config.special_tokens)
+    return [encoding.ids or NO_TOKENS for encoding in encodings]
 
 
 def _generations(source: Bank) -> list[int]:

@@ -1,0 +1,179 @@
+"""The verbs that look for texts by their vectors: search, audit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from arrowbank.cli import options as o
+from arrowbank.cli.show import CHECK_FAILED, progress_for
+from arrowbank.cli.spread import spread
+from arrowbank.errors import InputError
+
+if TYPE_CHECKING:
+    from arrowbank.auditing import Audit
+    from arrowbank.searching import Searcher
+
+PROMPT = "> "
+SHOWN_PAIRS = 3
+
+
+@spread
+def search(
+    bank: Annotated[str, typer.Argument(metavar="BANK", help="A feature bank's folder.")],
+    common: o.Common,
+    text: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Default: a line of input at a time.")] = None,
+    k: Annotated[int, typer.Option("-k", help="How many texts to show for each.")] = 10,
+    where: Annotated[str | None, typer.Option("--where", metavar="kind=KIND", help="Only texts of this kind.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", help="Where the bank's model is now. Default: where it was.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="M", help="Its tokenizer, if apart.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option("--encoder", metavar="MODULE:FACTORY", help="The bank's own encoder, if it was moved.")
+    ] = None,
+    faiss: Annotated[bool, typer.Option("--faiss", help="Keep the vectors in memory with faiss: for many questions.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    gpu_memory_gb: Annotated[float | None, typer.Option("--gpu-memory-gb", help="A hard cap.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")] = False,
+) -> None:
+    """The bank's nearest texts to each TEXT, through the very model that the bank was made with. Without TEXT it asks for lines.
+
+    Example: arrowbank search router/features -k 5 "Where does Ada live?"
+    """
+    from arrowbank.searching import SearchConfig, Searcher
+
+    config = SearchConfig(
+        model=model,
+        encoder=encoder,
+        tokenizer=tokenizer,
+        kind=kind_of(where),
+        faiss=faiss,
+        device=device,
+        gpu_memory_gb=gpu_memory_gb,
+        trust_remote_code=trust_remote_code,
+    )
+    searcher = Searcher(bank, config)
+    if text:
+        _show(searcher, text, k, common.json)
+    else:
+        for line in _lines():
+            _show(searcher, [line], k, common.json)
+
+
+@spread
+def audit(
+    bank: Annotated[str, typer.Argument(metavar="BANK", help="A feature bank that has the texts of all sources.")],
+    common: o.Common,
+    other: Annotated[
+        str | None, typer.Argument(metavar="EVAL_BANK", help="In place of sources: a bank audited against BANK.")
+    ] = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", metavar="NAME=PATH", help="A split and its file or folder; repeat it.")
+    ] = None,
+    field: Annotated[
+        list[str] | None, typer.Option("--field", metavar="KIND=PATH", help="Where texts of a kind are, as for `scan`.")
+    ] = None,
+    on_bad_line: Annotated[
+        str, typer.Option("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")
+    ] = "error",
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="NAME", help="The split that the others are compared to. Default: the first."),
+    ] = None,
+    threshold: Annotated[float, typer.Option("--threshold", help="Texts with this cosine or more are near.")] = 0.95,
+    max_shared: Annotated[
+        int | None, typer.Option("--max-shared", help="Exit code 1 if more texts are shared, exactly or nearly.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write counts and the most alike pairs as JSON.")
+    ] = None,
+) -> None:
+    """Count the texts of a split that are in another one, exactly or nearly: eval that a model has seen in training.
+
+    Example: arrowbank audit router/features --source train=train.jsonl --source eval=eval.jsonl --max-shared 0
+    """
+    from arrowbank.auditing import AuditConfig
+    from arrowbank.auditing import audit as run
+    from arrowbank.bank.files import publish_json
+    from arrowbank.corpus.scan import ScanConfig
+
+    sources = o.pairs("--source", source)
+    scan = None
+    if sources:
+        fields = o.pairs("--field", field) or o.DEFAULT_FIELDS
+        scan = ScanConfig(sources=sources, fields=fields, on_bad_line=on_bad_line)  # type: ignore[arg-type]  # checked there
+    config = AuditConfig(scan=scan, threshold=threshold, max_shared=max_shared, against=against)
+    found = run(config, bank, other, progress=progress_for(common.json))
+    if out is not None:
+        publish_json(Path(out), asdict(found))
+    if common.json:
+        print(json.dumps({"phase": "done", **asdict(found)}, ensure_ascii=False), flush=True)
+    else:
+        _show_audit(found)
+    if not found.ok:
+        shared = f"{found.exact:,} texts are shared exactly and {found.near:,} nearly"
+        typer.echo(f"{shared}: more than --max-shared {max_shared}", err=True)
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _show_audit(found: Audit) -> None:
+    """The counts as a table, and the pairs that are most alike."""
+    from arrowbank.searching import one_line
+
+    table = [("kind", "source", "against", "texts", "exact", "near")]
+    table += [(row.kind, row.source, row.against, f"{row.texts:,}", f"{row.exact:,}", f"{row.near:,}") for row in found.rows]
+    total = sum(row.texts for row in found.rows)
+    table.append(("all", "", "", f"{total:,}", f"{found.exact:,}", f"{found.near:,}"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        named = [cell.ljust(width) for cell, width in zip(line[:3], widths[:3], strict=True)]
+        print("  ".join([*named, *(cell.rjust(width) for cell, width in zip(line[3:], widths[3:], strict=True))]))
+    for pair in found.examples[:SHOWN_PAIRS]:
+        print(f"\n{pair.cosine:.4f}  {pair.source}: {one_line(pair.text)}\n        {pair.against}: {one_line(pair.nearest)}")
+
+
+def kind_of(where: str | None) -> str | None:
+    """kind=KIND as the kind."""
+    if where is None:
+        return None
+    name, _, kind = where.partition("=")
+    if name != "kind" or not kind:
+        raise InputError(f"--where {where!r}: expected kind=KIND, as in --where kind=query.")
+    return kind
+
+
+def _lines() -> Iterator[str]:
+    """What comes in on standard input, a line at a time, with a prompt where a person types it."""
+    asking = sys.stdin.isatty()
+    if asking:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives `input` a history and a cursor)
+    while True:
+        try:
+            line = input(PROMPT if asking else "")
+        except (EOFError, KeyboardInterrupt):  # either is how people leave a prompt
+            return
+        if line.strip():
+            yield line
+
+
+def _show(searcher: Searcher, texts: list[str], k: int, as_json: bool) -> None:
+    from arrowbank.searching import one_line
+
+    for text, hits in zip(texts, searcher.search(texts, k), strict=True):
+        if not as_json and len(texts) > 1:
+            print(f"nearest to {one_line(text)!r}:")
+        for rank, hit in enumerate(hits, 1):
+            if as_json:
+                print(json.dumps({"query": text, "rank": rank, **asdict(hit)}, ensure_ascii=False))
+            else:
+                print(f"{rank:3}  {hit.cosine:.4f}  row {hit.row:<8} {hit.kind:10} {one_line(hit.text)}")
+    sys.stdout.flush()

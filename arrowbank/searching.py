@@ -1,0 +1,209 @@
+"""Searching a feature bank by text: a query goes the way that the bank's texts went, then its nearest rows are looked up.
+
+Tokenizer, prompt, model, layer and pooling are what the bank's manifest says, and are proved to be the same ones by their
+fingerprints before anything is loaded: cosines between vectors of two encoders say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank.columns import Rows
+from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.nearest import Cosines, nearest
+from arrowbank.corpus.tokenize import TokenizeConfig, token_rows
+from arrowbank.encoding import Encoder
+from arrowbank.encoding.config import load_custom_encoder, stream
+from arrowbank.errors import ContractError, InputError
+from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
+from arrowbank.models.describe import NF4
+from arrowbank.plan import BatchRules, batches, gather
+
+if TYPE_CHECKING:
+    from arrowbank.bank.indexed import IndexedRows
+
+# Where a model computes does not make it another one, and float16 becomes float32 on a CPU: only last bits differ.
+FREE_FIELDS = {"dtype"}
+SHOWN = 110  # characters of a text in a list
+REMEDY = "Give the model that the bank was made with (--model, --tokenizer or --encoder)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """What to search with, where that no longer lies where the bank says, and among which rows.
+
+    model, encoder    the bank's own under another name: a folder or hub id, or package.module:factory
+    tokenizer         its tokenizer's other name (default: `model`, where that is given)
+    kind              only texts of this kind are found
+    faiss             keep a copy of the vectors in a faiss index: worth it for many single questions
+    device, gpu_memory_gb, trust_remote_code   as in ModelConfig
+    """
+
+    model: str | None = None
+    encoder: str | None = None
+    tokenizer: str | None = None
+    kind: str | None = None
+    faiss: bool = False
+    device: str = "auto"
+    gpu_memory_gb: float | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.encoder is not None:
+            raise InputError("Give either a model or an encoder (package.module:factory), not both.")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A text of the bank near a query: its row, its cosine to the query, its kind and itself."""
+
+    row: int
+    cosine: float
+    kind: str
+    text: str
+
+
+class Searcher:
+    """A feature bank, and the model that it was made with, loaded once.
+
+    Raises what `open_bank` raises, InputError (a model that cannot be used, a kind that the bank does not have), ContractError
+    (a model, tokenizer or encoder that is not the bank's: `field` says in what), MissingDependency (faiss).
+    """
+
+    def __init__(self, folder: str | Path, config: SearchConfig | None = None) -> None:
+        self.config = config or SearchConfig()
+        self.bank: FeatureBank = open_features(folder)
+        self._rules = BatchRules(**{name: self._made["batches"][name] for name in ("max_batch", "token_budget")})
+        self._among = _rows_of_kind(self.bank, self.config.kind)
+        self._index: IndexedRows | None = None
+        if self.config.faiss:
+            from arrowbank.bank.indexed import IndexedRows
+
+            self._index = IndexedRows(self.bank, self._among)
+        self._tokens = _tokenize_config(self.bank, self.config)
+        self._tokenizer = load_tokenizer(self._tokens.tokenizer, trust_remote_code=self.config.trust_remote_code)
+        _same(self.bank, {"tokenizer_fingerprint": tokenizer_fingerprint(self._tokenizer)}, self.bank.manifest)
+        self._encoder = self._load_encoder()
+
+    @property
+    def _made(self) -> Mapping[str, Any]:
+        """The recipe by which the bank was made."""
+        recipe: Mapping[str, Any] = self.bank.manifest["recipe"]
+        return recipe
+
+    def search(self, texts: Sequence[str], k: int = 10) -> list[list[Hit]]:
+        """For each text its k nearest texts of the bank, best first, of equals the lower row first; fewer where there are fewer.
+
+        Raises InputError for a text of nothing but white space, and for k below 1.
+        """
+        rows, cosines = self.nearest(self.encode(texts), k)
+        return [
+            [self._hit(int(row), float(cosine)) for row, cosine in zip(*pair, strict=True)]
+            for pair in zip(rows, cosines, strict=True)
+        ]
+
+    def nearest(self, vectors: npt.NDArray[np.float32], k: int) -> tuple[Rows, Cosines]:
+        """The k nearest rows of vectors [Q, D] and their cosines, both [Q, k]: see arrowbank.bank.nearest."""
+        if self._index is not None:
+            return self._index.nearest(vectors, k)
+        return nearest(self.bank, vectors, k, among=self._among)
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """The vectors of texts as the bank's model gives them, [Q, D] float32, not normalised. InputError for an empty text."""
+        plain = [text.strip().encode("utf-8", "replace").decode() for text in texts]  # as `scan` takes them in
+        if not all(plain):
+            raise InputError("a query is empty. Give at least a word.")
+        ids = token_rows(self._tokenizer, self._tokens, plain)
+        lengths = np.array([len(row) for row in ids], np.int32)
+        offsets = np.cumsum([0, *lengths]).astype(np.int32)
+        values = np.array([token for row in ids for token in row], np.int32)
+        plan = list(batches(lengths, self._rules))
+        vectors = np.empty((len(ids), self.bank.hidden_size), np.float32)
+        pooled = stream(self._encoder, (gather(values, offsets, batch) for batch in plan))
+        for batch, some in zip(plan, pooled, strict=True):
+            vectors[batch.rows] = some
+        return vectors
+
+    def _hit(self, row: int, cosine: float) -> Hit:
+        found = self.bank.slice(row, row + 1, ["kind", "text"])
+        return Hit(row, cosine, found["kind"][0].as_py(), found["text"][0].as_py())
+
+    def _load_encoder(self) -> Encoder:
+        """The bank's model or own encoder, once it is known to be the same."""
+        model = _model_config(self.bank, self.config)
+        if model is None:
+            own = load_custom_encoder(self.config.encoder or self._made["model"]["name"])
+            found: Mapping[str, Any] = {"version": str(own.version), "hidden_size": int(own.hidden_size)}
+            _same(self.bank, found, {**self._made["model"], "hidden_size": self.bank.hidden_size})
+            return own
+        info = describe(model)
+        _same(self.bank, info.recipe(), self._made["model"])
+        return load_encoder(model, info=info)
+
+
+def one_line(text: str, width: int = SHOWN) -> str:
+    """A text for a list: on one line, cut to `width` characters."""
+    plain = " ".join(text.split())
+    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
+
+
+def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None:
+    """The model that the bank was made with, as it was run then; None where that was an encoder of the user's own."""
+    made = bank.manifest["recipe"]["model"]
+    by_model = "model_sha256" in made
+    if config.encoder if by_model else config.model:
+        raise ContractError(
+            f"{bank.folder}: made with the {'model' if by_model else 'encoder'} {bank.manifest['model_path']}, not with "
+            f"{config.encoder or config.model}. {REMEDY}",
+            "model_path",
+        )
+    if not by_model:
+        return None
+    return ModelConfig(
+        model=config.model or bank.manifest["model_path"],
+        pooling=made["pooling"],
+        layer=made["layer"],
+        backbone=made["backbone"],
+        dtype=made["dtype"],
+        load_in_4bit=made["quantisation"] == NF4,
+        device=config.device,
+        gpu_memory_gb=config.gpu_memory_gb,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _tokenize_config(bank: FeatureBank, config: SearchConfig) -> TokenizeConfig:
+    """How the bank's texts became tokens."""
+    manifest = bank.manifest
+    return TokenizeConfig(
+        tokenizer=config.tokenizer or config.model or manifest["tokenizer"],
+        max_tokens=manifest["max_key_tokens"],
+        special_tokens=manifest["special_tokens"],
+        prompt=manifest["prompt"],
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _same(bank: FeatureBank, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise ContractError for the first field of `found` that is another one in `wanted`, what the bank was made with."""
+    for field, value in found.items():
+        if field not in FREE_FIELDS and wanted.get(field) != value:
+            raise ContractError(
+                f"{bank.folder}: {field} is {wanted.get(field)!r}, that of what would search it {value!r}. {REMEDY}", field
+            )
+
+
+def _rows_of_kind(bank: FeatureBank, kind: str | None) -> npt.NDArray[np.bool_] | None:
+    """Which rows are of `kind`, [N]; None where any will do. InputError for a kind that no row is of."""
+    if kind is None:
+        return None
+    known = bank.manifest.get("kinds", {})
+    if not known.get(kind):
+        raise InputError(f"{bank.folder}: has no text of kind {kind!r}; its kinds are {', '.join(known)}.")
+    return bank.of_kind(kind)
