@@ -103,6 +103,7 @@ STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
     "recipes.md": a_small_encoder,
     "scaling.md": no_stand_ins,
     "comparison.md": no_stand_ins,
+    "looking.md": no_stand_ins,
 }
 
 
