@@ -123,6 +123,6 @@ BEHAVIOUR = """\
 | exit code | means |
 |---|---|
 | 0 | done |
-| 1 | a check failed: `verify`, `compare --min-cosine`, `audit --max-shared`, `lookup` of a text that is not there, a size that does not fit |
+| 1 | a check failed, or a size does not fit: [which checks](../errors.md) |
 | 2 | bad arguments or input; what is wrong stands on standard error |
 | 130 | interrupted |"""
