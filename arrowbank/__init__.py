@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.scoring import ScoreConfig, score_probes
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
+    from arrowbank.report import ReportConfig, write_report
     from arrowbank.searching import Hit, SearchConfig, Searcher
     from arrowbank.targets.capturing import CaptureConfig, capture
     from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
@@ -63,6 +64,7 @@ _HOME = {
     "In2Config": "in2.config",
     "ModelConfig": "models",
     "ProbesConfig": "in2.probes",
+    "ReportConfig": "report",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
     "ScoreConfig": "in2.scoring",
@@ -94,6 +96,7 @@ _HOME = {
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
     "verify_in2": "in2.gate",
+    "write_report": "report",
 }
 
 __all__ = [
@@ -116,6 +119,7 @@ __all__ = [
     "In2Config",
     "ModelConfig",
     "ProbesConfig",
+    "ReportConfig",
     "RunOptions",
     "ScanConfig",
     "ScoreConfig",
@@ -147,6 +151,7 @@ __all__ = [
     "tokenize",
     "verify",
     "verify_in2",
+    "write_report",
 ]
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 # No test reaches for the network, nor prints a bar; set before anything imports huggingface_hub or datasets.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
-from tests import kill, tiny
+from tests import kill, pages, tiny
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +56,19 @@ def kill_after() -> Callable[..., kill.Outcome]:
 def tree_bytes() -> Callable[[Path | str], dict[str, str]]:
     """tree_bytes(folder): relative name → sha256 of every file but build.jsonl."""
     return kill.tree_bytes
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, one a session. Where there is none the tests are left out, but not in CI."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not os.environ.get("CI"):
+        pytest.importorskip("playwright", reason="playwright is not installed")
+        if path is None:
+            pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=pages.FLAGS)
+        yield started
+        started.close()

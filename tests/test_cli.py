@@ -26,6 +26,7 @@ CONTRACT = {
     "layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers",
     "verify": "quick",
     "info": "",
+    "report": "out verify points neighbours audit",
     "estimate": "model",
     "compare": "min-cosine",
     "lookup": "",

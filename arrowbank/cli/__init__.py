@@ -31,7 +31,16 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Train with a bank": (heal.heal,),
-    "Look at a bank": (look.info, look.verify, look.estimate, look.compare, look.lookup, search.search, search.audit),
+    "Look at a bank": (
+        look.info,
+        look.verify,
+        look.report,
+        look.estimate,
+        look.compare,
+        look.lookup,
+        search.search,
+        search.audit,
+    ),
     "Hand a bank on": (targets.export,),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {

@@ -1,9 +1,10 @@
-"""The verbs that look at banks: verify, info, estimate, compare, lookup."""
+"""The verbs that look at banks: verify, info, report, estimate, compare, lookup."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,37 @@ def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
     for name, value in facts.items():
         first, *more = _plain(value).split("\n")
         print(f"{indent}{name.replace('_', ' '):18} {first}", *(f"{indent}{'':18} {line}" for line in more), sep="\n")
+
+
+@spread
+def report(
+    banks: Annotated[
+        list[str], typer.Argument(metavar="BANK...", help="A bank, a folder of `build` or OUT.heal; or several IN2 arms.")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The page to write, such as report.html.")],
+    common: o.Common,
+    verify: Annotated[bool, typer.Option("--verify", help="Prove every byte first, not only sizes and row counts.")] = False,
+    points: Annotated[int, typer.Option("--points", help="Vectors on the map of a feature bank; 0 for no map.")] = 2000,
+    neighbours: Annotated[int, typer.Option("--neighbours", help="Nearest texts of each, exact and of the whole bank.")] = 8,
+    audit: Annotated[str | None, typer.Option("--audit", metavar="FILE", help="Show what `audit --out` found, too.")] = None,
+) -> None:
+    """Write one HTML page that shows a bank of any kind: it opens without a server or a network. Exit code 1 if a check failed.
+
+    Example: arrowbank report router --out report.html
+    """
+    from arrowbank.report import ReportConfig, write_report
+
+    config = ReportConfig(verify=verify, points=points, neighbours=neighbours, audit=audit)
+    checks = write_report(config, banks, out, progress=progress_for(common.json))
+    failed = [check for check in checks if not check.ok]
+    if common.json:
+        _print_json({"phase": "done", "ok": not failed, "page": out, "checks": [asdict(check) for check in checks]})
+    else:
+        print(f"{out}: {Path(out).stat().st_size:,} bytes, open it in a browser")
+    for check in failed:
+        typer.echo(f"FAIL  {check.name}  {check.detail}", err=True)
+    if failed:
+        raise typer.Exit(CHECK_FAILED)
 
 
 @spread

@@ -1,0 +1,111 @@
+"""What a page is about: the folders that were given, opened, and what lies beside them and belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from arrowbank.bank.features import FeatureBank
+from arrowbank.bank.manifest import MANIFEST
+from arrowbank.bank.opening import open_bank
+from arrowbank.bank.reader import Bank
+from arrowbank.errors import ArrowbankError, IncompleteBank, InputError
+
+IN2 = "in2"
+BUILT = ("texts", "tokens", "features")
+HEAL_REPORT, HEAL_PLAN = "report.json", "plan.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`banks` by the name that they have on the page, the main one first; `beside` by kind: what they were made from.
+
+    For a healing there are no banks, and `folder` is its OUT.heal.
+    """
+
+    folder: Path
+    banks: dict[str, Bank]
+    beside: dict[str, Bank] = field(default_factory=dict)
+
+    @property
+    def main(self) -> Bank:
+        return next(iter(self.banks.values()))
+
+    @property
+    def kind(self) -> str:
+        return self.main.kind if self.banks else "heal"
+
+    def bank(self, kind: str) -> Bank | None:
+        """The bank of that kind, given or found beside the given one."""
+        return next((bank for bank in self.banks.values() if bank.kind == kind), self.beside.get(kind))
+
+
+def open_subject(folders: Sequence[str | Path]) -> Subject:
+    """Open what was given: a bank, several arms, a folder that `build` made, or a healing's OUT.heal.
+
+    Raises what `open_bank` raises, InputError for several folders that are not all arms, IncompleteBank for a healing
+    that is not done.
+    """
+    paths = [Path(folder) for folder in folders]
+    if not paths:
+        raise InputError("no bank is given. Give a bank's folder.")
+    if len(paths) > 1:
+        return _arms(paths)
+    (path,) = paths
+    if (healing := _healing(path)) is not None:
+        return Subject(healing, {})
+    if not (path / MANIFEST).exists():
+        parts = [path / part for part in reversed(BUILT) if (path / part / MANIFEST).exists()]
+        if parts:
+            return Subject(path, {part.name: open_bank(part) for part in parts})
+    bank = open_bank(path)
+    return Subject(path, {path.resolve().name: bank}, _found_beside(bank))
+
+
+def _arms(paths: Sequence[Path]) -> Subject:
+    banks: dict[str, Bank] = {}
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError(f"{', '.join(map(str, paths))}: a bank is given twice. Give each once.")
+    for path in paths:
+        bank = open_bank(path)
+        if bank.kind != IN2:
+            raise InputError(
+                f"{path}: a bank of {bank.kind}; several banks on one page must be IN2 arms. Give the others a page each."
+            )
+        name = path.resolve().name
+        banks[name if name not in banks else str(path)] = bank
+    return Subject(paths[0], banks)
+
+
+def _healing(path: Path) -> Path | None:
+    """The folder of a healing's report, for it or for the checkpoint beside it."""
+    for folder in (path, path.with_name(f"{path.name}.heal")):
+        if (folder / MANIFEST).exists():
+            return None
+        if (folder / HEAL_REPORT).is_file():
+            return folder
+        if (folder / HEAL_PLAN).is_file():
+            raise IncompleteBank(
+                f"{folder}: a healing that is not done (no {HEAL_REPORT}). Run `arrowbank heal` again: it goes on."
+            )
+    return None
+
+
+def _found_beside(bank: Bank) -> dict[str, Bank]:
+    """The texts and tokens that `bank` was made from, where `build` lays them and only if they are the very ones."""
+    found: dict[str, Bank] = {}
+    for kind in BUILT[: BUILT.index(bank.kind)] if bank.kind in BUILT else ():
+        try:
+            other = open_bank(bank.folder.parent / kind)
+        except ArrowbankError:  # not there, unfinished or damaged: the page does without it
+            continue
+        if other.kind == kind and len(other) == len(bank) and _is_source(other, bank):
+            found[kind] = other
+    return found
+
+
+def _is_source(other: Bank, bank: Bank) -> bool:
+    if isinstance(bank, FeatureBank):
+        return bool(bank.manifest["recipe"].get(other.kind) == other.content_digest)
+    return bool(bank.manifest["recipe"].get(other.kind) == other.plan_digest)
