@@ -88,7 +88,7 @@ def _is_option(one: Any) -> bool:
 
 def _value(one: Any) -> str:
     """What stands behind an option; nothing behind a switch."""
-    return "" if getattr(one, "is_flag", False) else str(one.metavar or "TEXT")
+    return "" if getattr(one, "is_flag", False) else str(one.metavar or "TEXT").replace("...", "…")
 
 
 def _meaning(command: Any) -> str:
