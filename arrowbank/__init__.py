@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from arrowbank.in2.gate import verify_in2
     from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.in2.scoring import ScoreConfig, score_probes
+    from arrowbank.joining.merging import merge_banks
+    from arrowbank.joining.selecting import SelectConfig, select_rows
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.report import ReportConfig, write_report
@@ -70,6 +72,7 @@ _HOME = {
     "ScoreConfig": "in2.scoring",
     "SearchConfig": "searching",
     "Searcher": "searching",
+    "SelectConfig": "joining.selecting",
     "TargetDataset": "trainer",
     "TokenizeConfig": "corpus.tokenize",
     "TrunkConfig": "trunk.planning",
@@ -88,11 +91,13 @@ _HOME = {
     "heal_draft": "heal.healing",
     "import_targets": "targets.importing",
     "import_to_deepspec": "targets.importing",
+    "merge_banks": "joining.merging",
     "open_bank": "bank",
     "open_targets": "trainer",
     "open_trunk": "bank.trunk",
     "scan": "corpus.scan",
     "score_probes": "in2.scoring",
+    "select_rows": "joining.selecting",
     "tokenize": "corpus.tokenize",
     "verify": "bank.verify",
     "verify_in2": "in2.gate",
@@ -125,6 +130,7 @@ __all__ = [
     "ScoreConfig",
     "SearchConfig",
     "Searcher",
+    "SelectConfig",
     "TargetDataset",
     "TokenizeConfig",
     "TrunkConfig",
@@ -143,11 +149,13 @@ __all__ = [
     "heal_draft",
     "import_targets",
     "import_to_deepspec",
+    "merge_banks",
     "open_bank",
     "open_targets",
     "open_trunk",
     "scan",
     "score_probes",
+    "select_rows",
     "tokenize",
     "verify",
     "verify_in2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -88,6 +89,14 @@ class OtherVersion(TableEncoder):
     version = "2"
 
 
+class DriftedEncoder(TableEncoder):
+    """The same version on a machine that computes something else."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        vectors = super().encode(input_ids_NT)
+        return vectors + np.float32(0.1) * np.abs(vectors).mean()
+
+
 class WithoutVersion:
     """No encoder: nothing says which version it is."""
 
@@ -103,12 +112,20 @@ class NanEncoder(TableEncoder):
         return vectors
 
 
-def make_texts(folder: Path, count: int = 40, *, shard_rows: int = 1000, generations: list[int] | None = None) -> list[str]:
-    """A committed texts bank of `count` different texts."""
+def make_texts(
+    folder: Path,
+    count: int = 40,
+    *,
+    shard_rows: int = 1000,
+    generations: list[int] | None = None,
+    shard_ends: list[int] | None = None,
+) -> list[str]:
+    """A committed texts bank of `count` different texts, in shards of `shard_rows` rows or with ends at `shard_ends`."""
     texts = [f"text number {row} of many" for row in range(count)]
     with BankWriter(folder, kind="texts", recipe={"count": count}, restart=True) as bank:
-        for index, start in enumerate(range(0, count, shard_rows)):
-            part = texts[start : start + shard_rows]
+        ends = sorted({0, count, *(range(0, count, shard_rows) if shard_ends is None else shard_ends)})
+        for index, (start, stop) in enumerate(itertools.pairwise(ends)):
+            part = texts[start:stop]
             bank.write_shard(
                 index,
                 pa.record_batch(
@@ -134,15 +151,19 @@ def make_tokens(folder: Path, texts: Path, count: int = 40, *, generations: list
     return rows
 
 
-def write_tokens(folder: Path, texts: Path, rows: list[list[int]], generations: list[int]) -> None:
-    """A committed tokens bank of exactly these rows."""
+def write_tokens(
+    folder: Path, texts: Path, rows: list[list[int]], generations: list[int], *, shard_ends: list[int] | None = None
+) -> None:
+    """A committed tokens bank of exactly these rows, in one shard or with ends at `shard_ends`."""
     source = _manifest_of(texts)
-    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
-    values = np.concatenate([np.array(row, np.int32) for row in rows])
     with BankWriter(folder, kind="tokens", recipe={"texts": source["plan_digest"]}, restart=True) as bank:
-        bank.write_shard(
-            0, pa.record_batch({"input_ids": list_column(values, offsets), "length": np.diff(offsets).astype(np.int32)})
-        )
+        ends = sorted({0, len(rows), *(shard_ends or ())})
+        for index, (start, stop) in enumerate(itertools.pairwise(ends)):
+            part = rows[start:stop]
+            offsets = np.cumsum([0, *map(len, part)]).astype(np.int32)
+            values = np.concatenate([np.array(row, np.int32) for row in part])
+            lengths = np.diff(offsets).astype(np.int32)
+            bank.write_shard(index, pa.record_batch({"input_ids": list_column(values, offsets), "length": lengths}))
         bank.commit(
             rows=len(rows),
             manifest={

@@ -39,6 +39,7 @@ PRELOAD = [
     "arrowbank.corpus.scan",
     "arrowbank.encoding.stage",
     "arrowbank.in2.building",
+    "arrowbank.joining.merging",
     "arrowbank.targets.capturing",
     "arrowbank.models.taps",
     "arrowbank.models.trunk",

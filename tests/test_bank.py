@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -332,6 +333,35 @@ def test_a_shard_is_adopted_with_its_bytes(tmp_path: Path) -> None:
         bank.commit(rows=4)
     shutil.rmtree(tmp_path / "old")
     assert open_bank(tmp_path / "new").slice(0, 4, ["text"])["text"].to_pylist() == ["text 0", "text 1", "text 2", "text 3"]
+
+
+def test_a_shard_that_is_a_symbolic_link_is_adopted_as_the_file_it_stands_for(tmp_path: Path) -> None:
+    write(tmp_path / "old")
+    entry = next(entry for entry in open_bank(tmp_path / "old").manifest["files"] if entry["name"] == "data-00000.arrow")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "data-00000.arrow").symlink_to("../old/data-00000.arrow")
+    with BankWriter(tmp_path / "deep" / "new", kind="things", recipe={"onto": 1}) as bank:
+        bank.adopt_shard(0, tmp_path / "cache" / "data-00000.arrow", rows=4, sha256=entry["sha256"])
+        bank.commit(rows=4)
+    assert not (tmp_path / "deep" / "new" / "data-00000.arrow").is_symlink()
+    assert len(open_bank(tmp_path / "deep" / "new")) == 4
+
+
+def test_where_a_link_is_not_possible_a_shard_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "old")
+    path = tmp_path / "old" / "data-00000.arrow"
+    entry = next(entry for entry in open_bank(tmp_path / "old").manifest["files"] if entry["name"] == path.name)
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", refuse)  # what the system says where the new bank lies on another disk
+    with BankWriter(tmp_path / "new", kind="things", recipe={"onto": 1}) as bank:
+        bank.adopt_shard(0, path, rows=4, sha256=entry["sha256"])
+        bank.commit(rows=4)
+    assert (tmp_path / "new" / path.name).read_bytes() == path.read_bytes()
+    assert (tmp_path / "new" / path.name).stat().st_ino != path.stat().st_ino
+    assert len(open_bank(tmp_path / "new")) == 4
 
 
 def test_all_our_errors_are_one_family() -> None:

@@ -21,9 +21,12 @@ CONTRACT = {
     "scan": "source out field strict on-bad-line onto",
     "tokenize": "tokenizer out max-tokens special-tokens on-long num-proc",
     "encode": "model out max-batch token-budget pooling layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows "
-    "rows shards limit restart no-mirror engine workers worker encoder ray-address trust-remote-code",
+    "rows shards limit restart no-mirror engine workers worker encoder ray-address trust-remote-code onto drift-sample min-cosine",
     "build": "source model out field strict on-bad-line onto max-tokens special-tokens on-long num-proc max-batch token-budget pooling "
-    "layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers",
+    "layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers "
+    "drift-sample min-cosine",
+    "merge": "out restart",
+    "select": "where rows limit out texts restart",
     "verify": "quick",
     "info": "",
     "report": "out verify points neighbours audit",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arrowbank import ImportConfig, ProbesConfig, TrunkData, build_in2, build_probes, build_trunk, import_targets
+from arrowbank import ImportConfig, ProbesConfig, TrunkData, build_in2, build_probes, build_trunk, import_targets, open_bank
 from arrowbank.cli import GROUPS, VERBS, main
 from tests import arms
 from tests.dumps import make_dump
@@ -169,6 +169,26 @@ def test_the_format_page_names_every_file_and_column_of_a_real_bank(built: Path)
     for name in ("format_version", "train_sha256", "eval_sha256", "model_path", "max_key_tokens", "hidden_size", "text_count"):
         assert name in manifest
         assert f"`{name}`" in page
+
+
+def test_the_readmes_growth_runs_as_written_and_the_format_page_names_what_it_leaves(built: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```\n(arrowbank .*?)^```", readme, flags=re.DOTALL | re.MULTILINE)
+    (commands,) = (block for block in shown if "--onto" in block)
+    for day in ("monday", "tuesday"):
+        (built.parent / day).symlink_to(built)
+    (built.parent / "more.jsonl").write_text(json.dumps({"query": "Where does Alan live?"}) + "\n")
+    for command in commands.splitlines():
+        assert main(shlex.split(command)[1:]) == 0
+    assert len(open_bank(built.parent / "router_2" / "features")) == 3
+    assert len(open_bank(built.parent / "features")) == 2
+    assert len(open_bank(built.parent / "queries")) == 1
+    page = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
+    for folder, names in (("features", ["merged", "generations"]), ("queries", ["selected"])):
+        assert_described(built.parent / folder, "features")
+        manifest = json.loads((built.parent / folder / "manifest.json").read_text())
+        assert all(name in manifest and f"`{name}`" in page for name in names)
+        assert all(f"`{name}`" in page for name in manifest.get("merged", {}))
 
 
 def test_the_worked_example_of_in2_runs(

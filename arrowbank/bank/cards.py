@@ -50,9 +50,17 @@ def describe_bank(manifest: Mapping[str, Any]) -> Description:
     """The description of the bank with this manifest, of whatever kind. Facts that the manifest does not have are left out."""
     make = _KINDS.get(manifest["kind"])
     found = make(manifest) if make else Description(f"Bank of {manifest['kind']}", {"rows": manifest.get("rows")})
-    return Description(
-        found.title, {name: v for name, v in found.facts.items() if v not in (None, "")}, found.tags, found.snippet
-    )
+    facts = found.facts | _made_from(manifest)
+    return Description(found.title, {name: v for name, v in facts.items() if v not in (None, "")}, found.tags, found.snippet)
+
+
+def _made_from(manifest: Mapping[str, Any]) -> dict[str, object]:
+    """What a bank that was merged or selected says of the banks that it is made of."""
+    merged, selected = manifest.get("merged"), manifest.get("selected")
+    return {
+        "merged from": merged and f"{len(merged['parts'])} banks, {merged['shared']:,} rows that several have kept once",
+        "selected from": selected and f"a bank of {selected['rows']:,} rows",
+    }
 
 
 def card(manifest: Mapping[str, Any]) -> str:

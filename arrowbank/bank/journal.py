@@ -5,15 +5,18 @@ A receipt is written after its file is in place, and believed only after the fil
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
+import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import publish_json, sha256_of, sweep_temporaries
-from arrowbank.bank.manifest import JOURNAL, Receipt, read_json
+from arrowbank.bank.files import explained, publish_json, sha256_of, sweep_temporaries
+from arrowbank.bank.manifest import JOURNAL, LOG, Receipt, read_json
 from arrowbank.errors import CorruptBank
 
 
@@ -91,6 +94,13 @@ class Journal:
 
     def _path(self, receipt: Receipt) -> Path:
         return self.folder / f"{receipt.name.replace('/', '%2F')}.json"
+
+
+def append_log(bank: Path, event: str, **facts: object) -> None:
+    """Append a line to the build.jsonl of the bank in `bank`, the file for times, hosts and rates."""
+    line = json.dumps({"time": round(time.time(), 3), "host": socket.gethostname(), "event": event, **facts})
+    with explained(bank / LOG), (bank / LOG).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:

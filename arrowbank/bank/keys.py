@@ -43,11 +43,11 @@ def sorted_keys(digests: Digests) -> npt.NDArray[np.uint64]:
     return np.stack([keys[order], order.astype(np.uint64)])
 
 
-class KeyFile:
-    """Looks up rows by key in the mapped key file at `path`."""
+class SortedKeys:
+    """Looks up rows by key in what `sorted_keys` gave."""
 
-    def __init__(self, path: Path) -> None:
-        self._keys, self._rows = np.load(path, mmap_mode="r")
+    def __init__(self, table: npt.NDArray[np.uint64]) -> None:
+        self._keys, self._rows = table
 
     def find(self, digests: Digests, stored: ShardedColumn) -> npt.NDArray[np.int64]:
         """The row of each digest, −1 where it is absent; `stored` has the full digests of all rows, [N, 20] uint8."""
@@ -65,3 +65,10 @@ class KeyFile:
             rows[unsure[hit]] = candidates[hit]
             unsure = unsure[~hit]
             at[unsure] += 1
+
+
+class KeyFile(SortedKeys):
+    """The same in the mapped key file at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(np.load(path, mmap_mode="r"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,11 @@ class Receipt:
 def canonical_json(value: object) -> bytes:
     """The one spelling of `value` that digests are taken of."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def joint_sha256(hashes: Sequence[str]) -> str:
+    """The sha256 of one file, or for several files the sha256 over their hexadecimal sha256s on end."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def plan_digest(kind: str, recipe: Mapping[str, Any]) -> str:

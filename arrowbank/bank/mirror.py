@@ -58,7 +58,7 @@ def mirror_files(
 
 def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[int], None]) -> None:
     """Write the mirror's files from the finished shards of `bank`. A file already there with its receipt is kept."""
-    files = mirror_files(_mapped(bank), rows=rows, width=width, report=report)
+    files = mirror_files(finished_batches(bank), rows=rows, width=width, report=report)
     with ThreadPoolExecutor(len(files)) as pool:  # the matrix is the disk's and the hash's work, the others Python's
         for written in [pool.submit(bank.write_file, name, write, rows=rows) for name, write in files.items()]:
             written.result()
@@ -68,7 +68,7 @@ def write_keys(bank: BankWriter, *, rows: int) -> None:
     """Write the sorted key file from the finished shards of `bank`."""
 
     def keys(file: HashedFile) -> None:
-        digests = [fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in _mapped(bank)]
+        digests = [fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in finished_batches(bank)]
         table = sorted_keys(np.concatenate(digests))
         np.lib.format.write_array_header_1_0(file, {"descr": "<u8", "fortran_order": False, "shape": table.shape})
         file.write(table)
@@ -76,7 +76,8 @@ def write_keys(bank: BankWriter, *, rows: int) -> None:
     bank.write_file(KEY_FILE, keys, rows=rows)
 
 
-def _mapped(bank: BankWriter) -> Sequence[pa.RecordBatch]:
+def finished_batches(bank: BankWriter) -> Sequence[pa.RecordBatch]:
+    """The finished shards of a bank that is being written, memory-mapped, in row order."""
     paths = [bank.folder / shard_name(index) for index in sorted(bank.done_shards)]
     return [_batch(path) for path in paths]
 

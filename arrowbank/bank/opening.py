@@ -8,6 +8,7 @@ from typing import Any
 
 from arrowbank.bank import features, targets, trunk
 from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.errors import InputError
 
 CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank, trunk.KIND: trunk.TrunkBank}
 
@@ -25,3 +26,19 @@ def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Ba
     """
     path, manifest = open_committed(folder, expect)
     return CLASSES.get(manifest["kind"], Bank)(path, manifest)
+
+
+def open_texts_behind(tokens: Bank, folder: str | Path | None = None) -> Bank:
+    """The texts bank that a tokens bank was made from: in `folder`, or where the tokens bank says. InputError when it is gone or
+    another one."""
+    named = tokens.manifest["texts"]
+    place = Path(folder or tokens.folder / named["path"])
+    if not place.is_dir():
+        raise InputError(f"{place}: the texts bank behind {tokens.folder} is not there. Give its folder with --texts.")
+    texts = open_bank(place)
+    if texts.plan_digest != named["plan_digest"]:
+        raise InputError(
+            f"{place}: not the texts bank that {tokens.folder} was made from (plan digest {texts.plan_digest[:12]}, "
+            f"expected {named['plan_digest'][:12]}). Give the right folder with --texts, or tokenize again."
+        )
+    return texts

@@ -7,7 +7,7 @@ silently); hashes are `verify`'s. Columns are zero-copy arrays over the memory-m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -76,15 +76,25 @@ class Bank:
     @property
     def content_digest(self) -> str:
         """A sha256 over the bytes of all shards, as the manifest has them."""
-        shards = [entry["sha256"] for entry in self.manifest["files"] if entry["name"] in set(self.shard_names)]
+        return self._digest_of(self.shard_names)
+
+    def first_digest(self, rows: int) -> str | None:
+        """The content digest of a bank of the shards of the first `rows` rows; None where no shard ends there."""
+        count = int(np.searchsorted(self.starts, rows))
+        return self._digest_of(self.shard_names[:count]) if rows in self.starts else None
+
+    def _digest_of(self, names: list[str]) -> str:
+        wanted = set(names)
+        shards = [entry["sha256"] for entry in self.manifest["files"] if entry["name"] in wanted]
         return hashlib.sha256(canonical_json(shards)).hexdigest()
 
-    def check_hashes(self) -> None:
-        """Read every shard whole; CorruptBank when its bytes are not those that were committed."""
+    def check_hashes(self, beside: Sequence[str] = ()) -> None:
+        """Read every shard whole, and the files `beside` them; CorruptBank when bytes are not those that were committed."""
+        names = [*self.shard_names, *beside]
         entries = {entry["name"]: entry for entry in self.manifest["files"]}
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda name: sha256_of(self.folder / name), self.shard_names))
-        for name, sha256 in zip(self.shard_names, found, strict=True):
+            found = list(pool.map(lambda name: sha256_of(self.folder / name), names))
+        for name, sha256 in zip(names, found, strict=True):
             if sha256 != entries[name]["sha256"]:
                 raise CorruptBank(
                     f"{self.folder / name}: its bytes are not those that were committed (sha256 {sha256[:12]}…, the "

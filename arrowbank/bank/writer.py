@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from arrowbank.bank.cards import card
 from arrowbank.bank.files import (
+    READ_BYTES,
     FolderLock,
     HashedFile,
     explained,
@@ -33,7 +33,7 @@ from arrowbank.bank.files import (
     sync_folder,
     waiting_lock,
 )
-from arrowbank.bank.journal import Journal
+from arrowbank.bank.journal import Journal, append_log
 from arrowbank.bank.manifest import (
     CARD,
     FORMAT,
@@ -243,17 +243,21 @@ class BankWriter:
         return receipt
 
     def adopt_shard(self, index: int, source: Path, *, rows: int, sha256: str) -> Receipt:
-        """Take the shard file `source` of another bank as shard `index`, by a hard link where the disks allow it."""
+        """Take the shard file `source` of another bank, of bytes of this `sha256`, as shard `index`: by a hard link, or as a copy
+        where the disks do not allow it."""
         path = self.folder / shard_name(index)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.unlink(missing_ok=True)
-        with explained(path):
-            try:
-                os.link(source, temporary)
-            except OSError:
-                shutil.copyfile(source, temporary)
-            temporary.replace(path)
-            sync_folder(self.folder)
+        try:
+            os.link(source.resolve(), temporary)  # else a symbolic link, as in a hub's cache, would be linked as such
+        except OSError:
+            with publishing(path) as file, source.open("rb") as old:
+                shutil.copyfileobj(old, file, READ_BYTES)
+        else:
+            with explained(path):
+                temporary.replace(path)
+                temporary.unlink(missing_ok=True)  # where the two were one file already, replace does nothing
+                sync_folder(self.folder)
         receipt = Receipt(name=path.name, rows=rows, bytes=path.stat().st_size, sha256=sha256, plan_digest=self.plan_digest)
         return self.accept(self._journal.sign(receipt))
 
@@ -276,9 +280,7 @@ class BankWriter:
 
     def log(self, event: str, **facts: object) -> None:
         """Append a line to build.jsonl, the file for times, hosts and rates."""
-        line = json.dumps({"time": round(time.time(), 3), "host": socket.gethostname(), "event": event, **facts})
-        with explained(self.folder / LOG), (self.folder / LOG).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append_log(self.folder, event, **facts)
 
     @property
     def manifest(self) -> Manifest:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from arrowbank.cli import heal, in2, look, make, search, targets, trunk
+from arrowbank.cli import heal, in2, join, look, make, search, targets, trunk
 from arrowbank.cli.first import interrupted, versions, welcome
 from arrowbank.cli.help import Verb, Verbs
 from arrowbank.errors import ArrowbankError
@@ -30,6 +30,7 @@ app = typer.Typer(
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
+    "Make a bank of banks": (join.merge, join.select),
     "Train with a bank": (heal.heal,),
     "Look at a bank": (
         look.info,

@@ -14,7 +14,7 @@ from arrowbank.errors import InputError
 
 
 @spread
-def scan(what: o.ScanOptions, out: o.Out, common: o.Common, restart: o.Restart = False) -> None:
+def scan(what: o.ScanOptions, out: o.Out, common: o.Common, onto: o.OntoTexts = None, restart: o.Restart = False) -> None:
     """Collect the unique texts of episode files, in first-seen order.
 
     Example: arrowbank scan --source train=train.jsonl --source eval=eval.jsonl --out router/texts
@@ -22,7 +22,7 @@ def scan(what: o.ScanOptions, out: o.Out, common: o.Common, restart: o.Restart =
     from arrowbank.corpus.scan import scan as run
 
     progress = progress_for(common.json)
-    manifest = run(what.config(), out, restart=restart, progress=progress)
+    manifest = run(what.config(onto), out, restart=restart, progress=progress)
     finish(
         common.json,
         manifest,
@@ -67,6 +67,7 @@ def encode(
     how: o.RunOptions,
     common: o.Common,
     trust_remote_code: o.TrustRemoteCode = False,
+    onto: o.OntoFeatures = None,
     texts: o.TextsFolder = None,
     worker: o.WorkerPart = None,
 ) -> None:
@@ -76,7 +77,7 @@ def encode(
     """
     from arrowbank.encoding import encode as run
 
-    config = what.config(trust_remote_code=trust_remote_code)
+    config = what.config(trust_remote_code=trust_remote_code, onto=onto)
     progress = progress_for(common.json)
     manifest = run(config, tokens, out, texts=texts, options=how.options(worker), progress=progress)
     finish(common.json, manifest, _encoded(out, manifest))
@@ -92,6 +93,7 @@ def build(
     common: o.Common,
     tokenizer: o.Tokenizer = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    onto: o.OntoBuild = None,
     num_proc: o.NumProc = None,
 ) -> None:
     """Scan, tokenize and encode into DIR/texts, DIR/tokens and DIR/features.
@@ -109,6 +111,7 @@ def build(
         scan=episodes.config(),
         tokenize=tokens.config(str(names), trust_remote_code=trust_remote_code),
         encode=encoding,
+        onto=onto,
     )
     progress = progress_for(common.json)
     manifest = run(config, out, options=how.options(), num_proc=num_proc, progress=progress)

@@ -35,6 +35,15 @@ Out = Annotated[str, typer.Option("--out", metavar="DIR", help="The bank's folde
 Restart = Annotated[bool, _run("--restart", help="Throw away what the folder holds and begin again.")]
 Tokenizer = Annotated[str | None, _build("--tokenizer", metavar="M", help="A folder or hub name. Default: the model's.")]
 NumProc = Annotated[int | None, _run("--num-proc", help="Processes that tokenize. Default: one a core.")]
+OntoTexts = Annotated[
+    str | None, _build("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
+]
+OntoFeatures = Annotated[
+    str | None, _build("--onto", metavar="DIR", help="A feature bank of the first rows: its shards are taken over.")
+]
+OntoBuild = Annotated[
+    str | None, _build("--onto", metavar="DIR", help="A folder that build made: only texts that it lacks are encoded.")
+]
 TextsFolder = Annotated[str | None, _run("--texts", metavar="DIR", help="The texts bank, if it was moved.")]
 TrustRemoteCode = Annotated[bool, _build("--trust-remote-code", help="Run code that comes with the model.")]
 DryRun = Annotated[bool, _run("--dry-run", help="Only say how much it will take. Exit code 1 if it does not fit.")]
@@ -74,11 +83,8 @@ class ScanOptions:
     on_bad_line: Annotated[str, _build("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")] = (
         "error"
     )
-    onto: Annotated[
-        str | None, _build("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
-    ] = None
 
-    def config(self) -> ScanConfig:
+    def config(self, onto: str | None = None) -> ScanConfig:
         from arrowbank.corpus.scan import ScanConfig
 
         return ScanConfig(
@@ -86,7 +92,7 @@ class ScanOptions:
             fields=pairs("--field", self.field) or DEFAULT_FIELDS,
             strict=self.strict,
             on_bad_line=self.on_bad_line,  # type: ignore[arg-type]  # checked there
-            onto=self.onto,
+            onto=onto,
         )
 
 
@@ -140,7 +146,7 @@ class EncodeOptions:
         None
     )
 
-    def config(self, *, trust_remote_code: bool) -> EncodeConfig:
+    def config(self, *, trust_remote_code: bool, onto: str | None = None) -> EncodeConfig:
         from arrowbank.encoding import EncodeConfig
         from arrowbank.models import ModelConfig
         from arrowbank.plan import BatchRules
@@ -166,6 +172,7 @@ class EncodeOptions:
             shard_rows=self.shard_rows,
             limit=self.limit,
             mirror=not self.no_mirror,
+            onto=onto,
         )
 
 
@@ -316,6 +323,8 @@ class RunOptions:
     engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
     workers: Workers = None
     ray_address: Annotated[str | None, _run("--ray-address", help="A cluster; default a local Ray.")] = None
+    drift_sample: Annotated[int, _run("--drift-sample", help="With --onto: how many old texts are encoded again first.")] = 64
+    min_cosine: Annotated[float, _run("--min-cosine", help="With --onto: the least cosine of these to their vectors.")] = 0.999
     restart: Restart = False
 
     def options(self, worker: str | None = None) -> Run:
@@ -329,6 +338,8 @@ class RunOptions:
             rows=row_range(self.rows),
             shards=shard_list(self.shards),
             restart=self.restart,
+            drift_sample=self.drift_sample,
+            min_cosine=self.min_cosine,
         )
 
 

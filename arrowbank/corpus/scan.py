@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import fixed_bytes
-from arrowbank.bank.manifest import Manifest, read_manifest
+from arrowbank.bank.manifest import Manifest, joint_sha256, read_manifest
 from arrowbank.corpus.badlines import BadLine
 from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules, Span
 from arrowbank.corpus.fields import parse_path
@@ -36,7 +36,6 @@ from arrowbank.corpus.sources import (
     check_unchanged,
     find_sources,
     fingerprint,
-    joint_sha256,
     line_blocks,
     size_of,
 )
@@ -353,7 +352,8 @@ def _manifest_fields(
         )
         for name in rows.names
     }
-    old_hashes = {f"{entry['name']}_sha256": before[f"{entry['name']}_sha256"] for entry in before.get("sources", ())}
+    named = (f"{entry['name']}_sha256" for entry in before.get("sources", ()))
+    old_hashes = {name: before[name] for name in named if name in before}  # a selection has none
     return {
         **old_hashes,
         **hashes,

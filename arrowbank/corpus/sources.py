@@ -153,11 +153,6 @@ def _hash(path: Path, phase: Phase) -> Print:
     return Print(identity[2], digest.hexdigest(), identity)
 
 
-def joint_sha256(hashes: Sequence[str]) -> str:
-    """The sha256 of one file, or for several files the sha256 over their hexadecimal sha256s on end."""
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
 def identity_of(path: Path, file: BinaryIO | io.FileIO) -> tuple[int, ...]:
     """Device, inode, bytes and time of change of an open file. InputError if it cannot be read twice."""
     status = os.fstat(file.fileno())

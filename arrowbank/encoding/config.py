@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 # It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
 ENCODING_METHOD = 1
 
+DRIFT_SAMPLE = 64
+# Lowest cosines to MiniLM's float32 vectors over 64 texts: bfloat16 0.99994, weights rounded to 8 bits 0.9991, to 4 bits 0.83,
+# another pooling or layer below 0.3. So the bound lets through what rounding does, and nothing else: another device or library
+# version passes, another model or a quantisation that nobody declared does not.
+MIN_COSINE = 0.999
+
 
 class Encoder(Protocol):
     """A frozen model that turns tokens into one vector a row."""
@@ -49,7 +55,8 @@ class EncodeConfig:
     """Everything that decides the vectors, together with the token bank.
 
     Either `model` (transformers) or `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
-    with a `version`) is given. `limit` encodes the first rows only, as a trial that is never committed.
+    with a `version`) is given. `limit` encodes the first rows only, as a trial that is never committed. `onto` is a committed
+    feature bank of the first rows, whose shards are taken over as they are.
     """
 
     model: ModelConfig | None = None
@@ -59,6 +66,7 @@ class EncodeConfig:
     shard_rows: int = SHARD_ROWS
     limit: int | None = None
     mirror: bool = True
+    onto: str | None = None
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.encoder is None):
@@ -67,6 +75,10 @@ class EncodeConfig:
             raise InputError(f"limit is {self.limit}, it must be at least 1.")
         if self.shard_rows < 1:
             raise InputError(f"shard_rows is {self.shard_rows}, it must be at least 1.")
+        if self.limit is not None and self.onto is not None:
+            raise InputError(
+                "limit is for trials, which are never committed, and onto for a bank that grows: give one of them."
+            )
 
     @property
     def model_path(self) -> str:
@@ -79,7 +91,8 @@ class RunOptions:
     """What decides how and which part of a bank is made, never what is in it.
 
     `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every
-    n-th shard.
+    n-th shard. Where a bank grows, each worker first encodes `drift_sample` of the old texts again (0: none); a cosine to the
+    stored vector below `min_cosine` ends the run.
     """
 
     engine: str = "local"
@@ -89,8 +102,14 @@ class RunOptions:
     rows: tuple[int, int] | None = None
     shards: tuple[int, ...] | None = None
     restart: bool = False
+    drift_sample: int = DRIFT_SAMPLE
+    min_cosine: float = MIN_COSINE
 
     def __post_init__(self) -> None:
+        if self.drift_sample < 0:
+            raise InputError(f"drift_sample is {self.drift_sample}, it must be at least 0.")
+        if not -1 <= self.min_cosine <= 1:
+            raise InputError(f"min_cosine is {self.min_cosine}, it must lie within -1 to 1.")
         if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
             raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
         if self.worker is not None and self.restart:

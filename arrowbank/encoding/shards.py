@@ -12,10 +12,12 @@ import pyarrow as pa
 import torch
 
 from arrowbank.bank import Bank, open_bank
-from arrowbank.bank.columns import fixed_list_column, list_values, one_array
-from arrowbank.encoding.config import EncodeConfig, Encoder, load_custom_encoder, stream
-from arrowbank.errors import BadVector, InputError
-from arrowbank.plan import Batch, Shard, batches, gather
+from arrowbank.bank.columns import fixed_list_column, one_array
+from arrowbank.encoding.config import EncodeConfig, Encoder, load_custom_encoder
+from arrowbank.encoding.drift import DriftCheck
+from arrowbank.encoding.vectors import encoded, finish
+from arrowbank.errors import BadVector
+from arrowbank.plan import Batch, Shard
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
@@ -33,11 +35,15 @@ class EncodeJob:
     texts: str
     info: ModelInfo | None = None
     processes: int = 1
+    drift: DriftCheck | None = None
 
     def __call__(self, number: int) -> ShardEncoder:
         if self.processes > 1:  # they share the cores; the bits of a vector do not depend on how many there are
             torch.set_num_threads(max(1, torch.get_num_threads() // self.processes))
-        return ShardEncoder(self.config, self.encoder(number), open_bank(self.tokens), open_bank(self.texts))
+        encoder, tokens = self.encoder(number), open_bank(self.tokens)
+        if self.drift:
+            self.drift(encoder, tokens)
+        return ShardEncoder(self.config, encoder, tokens, open_bank(self.texts))
 
     def encoder(self, number: int) -> Encoder:
         """The frozen model of worker `number`."""
@@ -66,16 +72,8 @@ class ShardEncoder:
         return pa.record_batch(columns)
 
     def _vectors(self, shard: Shard, input_ids: pa.Array, report: Callable[[int], None]) -> npt.NDArray[np.float16]:
-        values, offsets = list_values(input_ids)
-        plan = list(batches(np.diff(offsets), self._config.rules))
         out = np.empty((shard.rows, self._encoder.hidden_size), np.float16)
-        pooled = stream(self._encoder, (gather(values, offsets, batch) for batch in plan))
-        for batch, vectors in zip(plan, pooled, strict=True):
-            if vectors.shape != (len(batch.rows), out.shape[1]):
-                raise InputError(
-                    f"the encoder gave an array of shape {vectors.shape} for {len(batch.rows)} rows, "
-                    f"expected {(len(batch.rows), out.shape[1])}."
-                )
+        for batch, vectors in encoded(self._encoder, input_ids, self._config.rules):
             half, good = finish(vectors, normalize=self._config.normalize)
             if not good.all():
                 self._refuse(shard, batch, vectors, good)
@@ -97,21 +95,6 @@ class ShardEncoder:
             "Nothing of this shard was kept. Such a vector comes from the model or its dtype: try --dtype float32 or bfloat16, "
             "or check the weights."
         )
-
-
-def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.bool_]]:
-    """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalised, rounded to nearest even), and which rows may be stored.
-
-    A row may be stored when it is finite and not all zero: [N] bool.
-    """
-    pooled = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-    norms = torch.linalg.vector_norm(pooled, dim=1, keepdim=True)
-    if not normalize:
-        stored = pooled.half()
-        good = stored.isfinite().all(dim=1) & (stored != 0).any(dim=1)
-        return stored.numpy(), good.numpy()
-    good = (norms.isfinite() & (norms > 0)).squeeze(1)
-    return (pooled / norms).half().numpy(), good.numpy()  # torch rounds to float16 five times as fast as NumPy
 
 
 def text_bytes(texts: Bank) -> int:

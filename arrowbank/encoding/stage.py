@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from arrowbank import engine
-from arrowbank.bank import Bank, BankWriter, open_bank
+from arrowbank.bank import Bank, BankWriter, FeatureBank, open_bank
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
-from arrowbank.bank.manifest import Manifest, ranges
+from arrowbank.bank.manifest import LOG, Manifest, ranges
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
+from arrowbank.bank.opening import open_texts_behind
 from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
+from arrowbank.encoding.drift import DriftCheck, told_since
+from arrowbank.encoding.growing import adopt, check_fits, open_old
 from arrowbank.encoding.shards import EncodeJob, text_bytes
 from arrowbank.errors import InputError
 from arrowbank.plan import Shard, rows_a_shard, shard_ranges
@@ -43,10 +46,13 @@ def encode(
     plan is kept. The bank is committed when every shard is there, by whichever run makes the last one.
 
     Raises InputError, IncompleteBank or CorruptBank for the banks read, PlanMismatch and BankLocked for `out`, DiskFull,
-    BadVector (NaN, Inf, all zero), WorkerDied.
+    BadVector (NaN, Inf, all zero), WorkerDied; for a bank that grows also PlanMismatch where the old one (`config.onto`) was made
+    otherwise, and ContractError where this environment no longer gives its vectors.
     """
     options = options or RunOptions()
     plan = EncodePlan(config, open_tokens(tokens), texts)
+    if plan.old:
+        check_fits(plan.old, plan.recipe, plan.manifest, texts=plan.texts, tokens=plan.tokens, out=Path(out))
     chosen = plan.chosen(options)
     with BankWriter(
         out,
@@ -60,6 +66,8 @@ def encode(
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return open_bank(bank.folder).manifest
+        if plan.old and (count := adopt(plan.old, bank, chosen)):
+            progress.message(f"{bank.folder}: {count:,} rows are those of {plan.old.folder}")
         bank.save_progress(encoded_rows=bank.done_rows)
         require_space(bank.folder, plan.bytes_to_write(bank), f"the bank of {plan.rows:,} × {plan.hidden_size} vectors")
         _make_shards(plan, chosen, bank, options, progress)
@@ -87,19 +95,7 @@ class EncodePlan:
     @cached_property
     def texts(self) -> Bank:
         """The texts bank behind the tokens; InputError when it is gone or another one."""
-        named = self.tokens.manifest["texts"]
-        folder = Path(self.texts_folder or self.tokens.folder / named["path"])
-        if not folder.is_dir():
-            raise InputError(
-                f"{folder}: the texts bank behind {self.tokens.folder} is not there. Give its folder with --texts."
-            )
-        texts = open_bank(folder)
-        if texts.plan_digest != named["plan_digest"]:
-            raise InputError(
-                f"{folder}: not the texts bank that {self.tokens.folder} was made from (plan digest {texts.plan_digest[:12]}, "
-                f"expected {named['plan_digest'][:12]}). Give the right folder with --texts, or tokenize again."
-            )
-        return texts
+        return open_texts_behind(self.tokens, self.texts_folder)
 
     @cached_property
     def info(self) -> ModelInfo | None:
@@ -109,6 +105,11 @@ class EncodePlan:
         from arrowbank.models import describe
 
         return describe(self.config.model)
+
+    @cached_property
+    def old(self) -> FeatureBank | None:
+        """The bank that grows, where one does."""
+        return open_old(self.config.onto) if self.config.onto is not None else None
 
     @property
     def hidden_size(self) -> int:
@@ -143,6 +144,7 @@ class EncodePlan:
             "generations": self.tokens.manifest["generations"],
             "limit": self.config.limit,
             "mirror": self.config.mirror,
+            **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
         }
 
     def _own_recipe(self) -> dict[str, str]:
@@ -200,9 +202,22 @@ class EncodePlan:
         """The tokens of a shard: what its time goes by."""
         return int(pc.sum(self.tokens.slice(shard.start, shard.stop, ["length"])["length"]).as_py())
 
-    def job(self, *, processes: int = 1) -> EncodeJob:
+    def job(self, *, processes: int = 1, drift: DriftCheck | None = None) -> EncodeJob:
         """What a worker needs, `processes` of which share this machine's cores."""
-        return EncodeJob(self.config, str(self.tokens.folder.resolve()), str(self.texts.folder.resolve()), self.info, processes)
+        tokens, texts = (str(bank.folder.resolve()) for bank in (self.tokens, self.texts))
+        return EncodeJob(self.config, tokens, texts, self.info, processes, drift)
+
+    def drift_check(self, out: Path, options: RunOptions) -> DriftCheck | None:
+        """What workers measure first, where the bank grows."""
+        if self.old is None or not options.drift_sample:
+            return None
+        return DriftCheck(
+            config=self.config,
+            old=str(self.old.folder.resolve()),
+            out=str(out.resolve()),
+            sample=options.drift_sample,
+            min_cosine=options.min_cosine,
+        )
 
     def bytes_to_write(self, bank: BankWriter) -> int:
         """About how much `bank` still lacks: shards, mirror, keys."""
@@ -223,14 +238,17 @@ def _make_shards(plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, op
     todo = [shard for shard in chosen if shard.index not in done]
     if not todo:
         return
-    if kept := [shard for shard in chosen if shard.index in done]:
+    adopted = len(plan.old.shard_names) if plan.old else 0
+    if kept := [shard for shard in chosen if shard.index in done and shard.index >= adopted]:
         progress.message(f"{bank.folder}: {len(kept)} of {len(chosen)} shards are there, going on with the rest")
     plan.tokens.check_hashes()
     plan.texts.check_hashes()
     for note in plan.info.notes if plan.info else ():
         progress.message(note)
     workers = min(options.workers or (plan.info.devices if plan.info else 1), len(todo))
-    job = plan.job(processes=workers if options.engine == "local" else 1)
+    drift = plan.drift_check(bank.folder, options)
+    job = plan.job(processes=workers if options.engine == "local" else 1, drift=drift)
+    logged = (bank.folder / LOG).stat().st_size if drift else 0
     tokens = sum(plan.token_count(shard) for shard in todo)
     with progress.phase("encode", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
         engine.run(
@@ -244,6 +262,8 @@ def _make_shards(plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, op
             report=phase.advance,
             progress=progress,
         )
+    for told in told_since(bank.folder, logged) if drift else ():
+        progress.message(told)
 
 
 def _finish(plan: EncodePlan, bank: BankWriter, options: RunOptions, progress: Progress) -> Manifest:

@@ -1,0 +1,98 @@
+"""Whether this environment still gives the vectors that an old bank has: some of its texts, encoded again before new ones are.
+
+Every worker looks for itself, with the model that it has loaded: one of them may have another device or library. The sample's
+batches have other shapes than those of the old bank, so that last bits may differ on the very same machine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank import Bank
+from arrowbank.bank.columns import one_array
+from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.journal import append_log
+from arrowbank.bank.manifest import LOG
+from arrowbank.encoding.config import EncodeConfig, Encoder
+from arrowbank.encoding.vectors import encoded, finish
+from arrowbank.errors import ContractError
+
+EVENT = "drift"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """Vectors of `texts` texts encoded here against the stored ones: cosines, and the largest difference of two components."""
+
+    texts: int
+    min_cosine: float
+    mean_cosine: float
+    largest_difference: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.texts} old texts encoded again here: cosine to the stored vectors at least {self.min_cosine:.6f}, "
+            f"mean {self.mean_cosine:.6f}, largest difference {self.largest_difference:.2g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftCheck:
+    """What a worker does before its first shard. Picklable. `old` and `out` are the folders of the old and the new bank."""
+
+    config: EncodeConfig
+    old: str
+    out: str
+    sample: int
+    min_cosine: float
+
+    def __call__(self, encoder: Encoder, tokens: Bank) -> None:
+        """Measure, and note it in the new bank's build.jsonl. ContractError below the bound."""
+        drift = measure_drift(open_features(self.old), encoder, tokens, self.config, self.sample)
+        append_log(Path(self.out), EVENT, **asdict(drift), bound=self.min_cosine)
+        if not drift.min_cosine >= self.min_cosine:  # NaN is no agreement either
+            raise ContractError(
+                f"{self.old}: {drift}, below --min-cosine {self.min_cosine}. Vectors that are made here (this device, these "
+                "library versions, this model) are not those of the old bank, and would not compare with them. Nothing is lost. "
+                "Encode where the old bank was made, build the whole bank here without --onto, or give a lower --min-cosine if "
+                "such a difference does no harm.",
+                "min_cosine",
+            )
+
+
+def measure_drift(old: FeatureBank, encoder: Encoder, tokens: Bank, config: EncodeConfig, sample: int) -> Drift:
+    """Encode `sample` rows of `old` again, the same ones each time; `tokens` has its rows first."""
+    random = np.random.default_rng(int(old.content_digest[:16], 16))
+    rows = np.sort(random.choice(len(old), min(sample, len(old)), replace=False))
+    parts = [tokens.slice(row, row + 1, ["input_ids"]) for row in rows.tolist()]
+    again = np.empty((len(rows), old.hidden_size), np.float16)
+    for batch, vectors in encoded(encoder, one_array(pa.concat_tables(parts)["input_ids"]), config.rules):
+        again[batch.rows], _ = finish(vectors, normalize=config.normalize)
+    cosines, largest = _differences(old.take(rows).astype(np.float64), again.astype(np.float64))
+    return Drift(
+        texts=len(rows),
+        min_cosine=round(float(cosines.min()), 9),
+        mean_cosine=round(float(cosines.mean()), 9),
+        largest_difference=largest,
+    )
+
+
+def _differences(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    cosines = np.divide((x * y).sum(axis=1), norms, out=np.full(len(x), np.nan), where=norms > 0)
+    return cosines, float(np.abs(x - y).max())
+
+
+def told_since(folder: Path, offset: int) -> list[str]:
+    """What was measured for the bank in `folder` since its build.jsonl had `offset` bytes, for people."""
+    with (folder / LOG).open("rb") as log:
+        log.seek(offset)
+        # other jobs of an array may be writing theirs
+        lines = [json.loads(line) for line in log if f'"event": "{EVENT}"'.encode() in line and line.endswith(b"}\n")]
+    return [str(Drift(**{name: line[name] for name in Drift.__dataclass_fields__})) for line in lines]
