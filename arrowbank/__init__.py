@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from arrowbank.exporting import ExportConfig, export
     from arrowbank.heal.config import HealConfig
     from arrowbank.heal.healing import heal_draft
+    from arrowbank.hub.pulling import pull
+    from arrowbank.hub.pushing import PushConfig, push
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.gate import verify_in2
@@ -66,6 +68,7 @@ _HOME = {
     "In2Config": "in2.config",
     "ModelConfig": "models",
     "ProbesConfig": "in2.probes",
+    "PushConfig": "hub.pushing",
     "ReportConfig": "report",
     "RunOptions": "encoding",
     "ScanConfig": "corpus.scan",
@@ -95,6 +98,8 @@ _HOME = {
     "open_bank": "bank",
     "open_targets": "trainer",
     "open_trunk": "bank.trunk",
+    "pull": "hub.pulling",
+    "push": "hub.pushing",
     "scan": "corpus.scan",
     "score_probes": "in2.scoring",
     "select_rows": "joining.selecting",
@@ -124,6 +129,7 @@ __all__ = [
     "In2Config",
     "ModelConfig",
     "ProbesConfig",
+    "PushConfig",
     "ReportConfig",
     "RunOptions",
     "ScanConfig",
@@ -153,6 +159,8 @@ __all__ = [
     "open_bank",
     "open_targets",
     "open_trunk",
+    "pull",
+    "push",
     "scan",
     "score_probes",
     "select_rows",

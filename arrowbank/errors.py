@@ -10,6 +10,7 @@
     ├── DiskFull            not enough room, before or during a build
     ├── BadVector           an encoder gave NaN, Inf or an all-zero vector
     ├── WorkerDied          a worker process ended without a result, more often than it may
+    ├── RemoteError         the hub or a store refused, or could not be reached
     └── MissingDependency   an optional package is needed
 
 Every message says what was at fault, what was found, what was expected, and what to do about it.
@@ -66,6 +67,10 @@ class BadVector(ArrowbankError):
 
 class WorkerDied(ArrowbankError):
     """A worker process ended without a result, more often than it may."""
+
+
+class RemoteError(ArrowbankError):
+    """The hub or another store refused, or could not be reached."""
 
 
 class MissingDependency(ArrowbankError):

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from arrowbank.bank.features import open_features
 from arrowbank.bank.floats import bfloat16_tensor
+from arrowbank.bank.reader import local_folder
 from arrowbank.bank.targets import TargetSample, open_target_bank
 
 Row = dict[str, torch.Tensor]
@@ -28,7 +29,7 @@ class FeatureDataset(Dataset[torch.Tensor]):
     """
 
     def __init__(self, folder: str | Path, expect: dict[str, Any] | None = None) -> None:
-        self._folder, self._expect = Path(folder), dict(expect or {})
+        self._folder, self._expect = local_folder(folder), dict(expect or {})
         self.bank = open_features(self._folder, self._expect)
 
     def __len__(self) -> int:
@@ -57,7 +58,7 @@ class TargetDataset(Dataset[Row]):
     """
 
     def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
-        self._folder, self._expect = Path(folder), dict(expect or {})
+        self._folder, self._expect = local_folder(folder), dict(expect or {})
         self.bank = open_target_bank(self._folder, self._expect)
 
     def __len__(self) -> int:

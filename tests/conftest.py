@@ -13,7 +13,7 @@ import pytest
 # No test reaches for the network, nor prints a bar; set before anything imports huggingface_hub or datasets.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
-from tests import kill, pages, tiny
+from tests import hub_server, kill, pages, tiny
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +56,23 @@ def kill_after() -> Callable[..., kill.Outcome]:
 def tree_bytes() -> Callable[[Path | str], dict[str, str]]:
     """tree_bytes(folder): relative name → sha256 of every file but build.jsonl."""
     return kill.tree_bytes
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_server.Hub]:
+    """A hub of this test's own, to which the real client is logged in, in this process and in those that it starts."""
+    with hub_server.serving() as running:
+        for name, value in running.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        from huggingface_hub import close_session, constants
+
+        settings = {"ENDPOINT": running.endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+        settings["HUGGINGFACE_CO_URL_TEMPLATE"] = running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        settings["HF_HUB_CACHE"] = str(tmp_path / "hf" / "hub")
+        for name, setting in settings.items():
+            monkeypatch.setattr(constants, name, setting)  # this process has read its environment already
+        yield running
+        close_session()
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ CONTRACT = {
     "search": "model where tokenizer encoder faiss device gpu-memory-gb trust-remote-code json",
     "audit": "source field on-bad-line against threshold max-shared out json",
     "export": "to out max-shard-bytes assume-norm stride restart",
+    "push": "public license restart no-read-back",
+    "pull": "revision",
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
     "vocab-size max-shard-bytes to codec spans dry-run restart",
     "targets capture": "model data layers out max-length min-loss-tokens dry-run last-hidden-norm codec spans target-model restart",

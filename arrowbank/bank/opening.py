@@ -9,22 +9,25 @@ from typing import Any
 from arrowbank.bank import features, targets, trunk
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.errors import InputError
+from arrowbank.progress import SILENT, Progress
 
 CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank, trunk.KIND: trunk.TrunkBank}
 
 
-def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> Bank:
+def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None, *, progress: Progress = SILENT) -> Bank:
     """Open a committed bank: a FeatureBank where it holds features, a TargetBank where it holds hidden states,
-    a TrunkBank where it holds windows of a trunk.
+    a TrunkBank where it holds windows of a trunk. `folder` may be an address (`hf://datasets/org/name@revision`, `s3://…`): the
+    bank is fetched into `$ARROWBANK_CACHE` (`~/.cache/arrowbank`), checked whole, and opened there; the next time only its manifest
+    is asked for.
 
     `expect` names fields of the manifest and the values they must have; `model`, `max_tokens` and `dim` are short for
     `model_path`, `max_key_tokens` and `hidden_size`. Sizes and row counts of all files are checked, contents are not (see
     `verify`).
 
     Raises InputError (no bank), IncompleteBank (not committed), ContractError (not what was expected), CorruptBank (files
-    missing, cut or unreadable).
+    missing, cut or unreadable), and for addresses RemoteError, MissingDependency, DiskFull.
     """
-    path, manifest = open_committed(folder, expect)
+    path, manifest = open_committed(folder, expect, progress=progress)
     return CLASSES.get(manifest["kind"], Bank)(path, manifest)
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_json, read_manifest, shard_name
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
+from arrowbank.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     import datasets
@@ -133,12 +134,14 @@ class Bank:
         return load_from_disk(str(self.folder))
 
 
-def open_committed(folder: str | Path, expect: Mapping[str, Any] | None = None) -> tuple[Path, Manifest]:
-    """The folder and manifest of a committed bank that is what `expect` says.
+def open_committed(
+    folder: str | Path, expect: Mapping[str, Any] | None = None, *, progress: Progress = SILENT
+) -> tuple[Path, Manifest]:
+    """The folder and manifest of a committed bank that is what `expect` says. An address (`hf://…`, `s3://…`) is fetched first.
 
     Raises InputError (no bank there), IncompleteBank (not committed), ContractError (a field differs).
     """
-    folder = Path(folder)
+    folder = local_folder(folder, progress)
     manifest = read_manifest(folder)
     if not (folder / STATE).is_file() or not manifest.get("complete"):
         total = manifest.get("text_count")
@@ -149,6 +152,15 @@ def open_committed(folder: str | Path, expect: Mapping[str, Any] | None = None) 
         )
     check_contract(folder, manifest, expect or {})
     return folder, manifest
+
+
+def local_folder(folder: str | Path, progress: Progress = SILENT) -> Path:
+    """The folder itself, or the one in the cache that an address is fetched into."""
+    if not isinstance(folder, str) or "://" not in folder:
+        return Path(folder)
+    from arrowbank.bank.remote.cache import local_bank
+
+    return local_bank(folder, progress=progress)
 
 
 def check_contract(folder: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:

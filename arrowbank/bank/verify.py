@@ -37,7 +37,7 @@ NORM_TOLERANCE = 2.0**-11
 def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
     """All checks of the bank in `folder`. `quick` looks at sizes and row counts only."""
     try:
-        bank = open_bank(folder)
+        bank = open_bank(folder, progress=progress)
     except ArrowbankError as error:
         return [Check("opens", False, str(error))]
     checks = [

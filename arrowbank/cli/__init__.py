@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from arrowbank.cli import heal, in2, join, look, make, search, targets, trunk
+from arrowbank.cli import heal, in2, join, look, make, search, share, targets, trunk
 from arrowbank.cli.first import interrupted, versions, welcome
 from arrowbank.cli.help import Verb, Verbs
 from arrowbank.errors import ArrowbankError
@@ -42,7 +42,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
         search.search,
         search.audit,
     ),
-    "Hand a bank on": (targets.export,),
+    "Hand a bank on": (targets.export, share.push, share.pull),
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "targets": (

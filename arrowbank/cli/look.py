@@ -13,7 +13,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import CHECK_FAILED, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 
-BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")]
+BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder, or its address: hf://…, s3://…")]
 
 
 @spread

@@ -1,0 +1,228 @@
+"""A bank from where it lies into a folder of this machine.
+
+The manifest comes first, so that the folder says what it is going to be; every other file goes through `journal/`, and into its
+place only when its size and sha256 are the manifest's; `state.json` comes last: before it is there, `load_from_disk` and
+`open_bank` refuse the folder. What an earlier call brought, and is right, is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from arrowbank.bank.files import (
+    FolderLock,
+    explained,
+    publish_bytes,
+    publish_json,
+    require_space,
+    sha256_of,
+    sweep_temporaries,
+    sync_folder,
+)
+from arrowbank.bank.manifest import CARD, FORMAT, JOURNAL, MANIFEST, SHARD_NAME, STATE, Manifest, dataset_state, shard_name
+from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
+from arrowbank.errors import CorruptBank, IncompleteBank, InputError
+from arrowbank.progress import SILENT, Phase, Progress
+
+PLOT = "plot.png"
+EXTRAS = (CARD, PLOT)  # for people: they come along, and nothing vouches for them
+EXTRA_BYTES = 10_000_000
+
+
+def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Manifest:
+    """Bring the bank at `store` into `folder`; its manifest. Goes on where an earlier call stopped.
+
+    Raises InputError (no bank there, or `folder` holds something else), IncompleteBank (what was pushed is not whole),
+    CorruptBank (a file is not the manifest's), DiskFull, BankLocked, RemoteError.
+    """
+    there = store.listing()
+    data = read_remote_manifest(store, there)
+    manifest = parsed_manifest(data, store.shown)
+    _require_whole(store, manifest, there)
+    _refuse_another_bank(folder, data, store.shown)
+    work = folder / JOURNAL
+    with explained(folder):
+        work.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(work)
+    try:
+        sweep_temporaries(folder)
+        publish_bytes(folder / MANIFEST, data)
+        _fetch_files(store, folder, manifest, progress)
+        _fetch_extras(store, folder, there)
+        _commit(store, folder, manifest)
+        shutil.rmtree(work)
+    finally:
+        lock.release()
+    return manifest
+
+
+def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
+    """The manifest's bytes. InputError where there is none."""
+    if MANIFEST not in there:
+        raise InputError(
+            f"{store.shown}: no bank there (no {MANIFEST}). Give the address that `arrowbank push` has written to."
+        )
+    return store.read(MANIFEST)
+
+
+def parsed_manifest(data: bytes, shown: str) -> Manifest:
+    """The manifest in `data`, with names of files that stay in their folder. InputError, CorruptBank."""
+    try:
+        manifest = json.loads(data)
+    except ValueError as error:
+        raise CorruptBank(f"{shown}/{MANIFEST}: not readable as JSON ({error}). Push the bank again.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise InputError(f"{shown}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
+    try:
+        well_formed = [type(manifest[name]) for name in ("kind", "plan_digest", "rows")] == [str, str, int]
+        well_formed &= bool(re.fullmatch("[0-9a-f]{64}", manifest["plan_digest"]))
+        for entry in manifest["files"]:
+            _check_name(entry["name"], shown)
+            well_formed &= type(entry["bytes"]) is int and bool(re.fullmatch("[0-9a-f]{64}", entry["sha256"]))
+    except (KeyError, TypeError):
+        well_formed = False
+    if not well_formed:
+        raise CorruptBank(f"{shown}/{MANIFEST}: not as a writer of banks leaves it. Push the bank again.")
+    return manifest
+
+
+def _check_name(name: object, shown: str) -> None:
+    """A name in a manifest from elsewhere is a plain file name, and none that has another meaning here."""
+    plain = isinstance(name, str) and name.isprintable() and name == name.strip() and not set(name) & set('/\\:"')
+    if not plain or not name or str(name).startswith(".") or name in (MANIFEST, STATE, JOURNAL):
+        raise CorruptBank(
+            f"{shown}: its manifest lists a file named {name!r}, which is not a plain name in the bank's folder. "
+            "Nothing was written; do not trust this bank."
+        )
+
+
+def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]) -> None:
+    if STATE not in there or not manifest.get("complete"):
+        raise IncompleteBank(
+            f"{store.shown}: not whole (no {STATE}): a push to it has not ended. Run that push again; it goes on where it stopped."
+        )
+    for entry in manifest["files"]:
+        found = there.get(entry["name"])
+        if found is None or found.size != entry["bytes"] or found.sha256 not in (None, entry["sha256"]):
+            raise wrong_file(store.shown, entry, found)
+
+
+def wrong_file(shown: str, entry: Mapping[str, Any], found: Stored | None) -> CorruptBank:
+    """The error for a file that lies there otherwise than the manifest says."""
+    says = f"{entry['bytes']:,} bytes of sha256 {entry['sha256'][:12]}…"
+    has = "it is missing" if found is None else f"{found.size:,} bytes of {_named(found)}"
+    return CorruptBank(
+        f"{shown}/{entry['name']}: {has}, the manifest says {says}. Push the bank again: what is right there is not sent again."
+    )
+
+
+def _named(found: Stored) -> str:
+    return f"sha256 {found.sha256[:12]}…" if found.sha256 else "other contents"
+
+
+def _refuse_another_bank(folder: Path, data: bytes, shown: str) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is a file. Give a folder for the bank.")
+    inside = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {JOURNAL}
+    if inside and MANIFEST not in inside:
+        raise InputError(f"{folder}: holds files that are not a bank's ({sorted(inside)[0]}, …). Give a new or empty folder.")
+    if inside and (folder / MANIFEST).read_bytes() != data:
+        raise InputError(f"{folder}: holds another bank than {shown}, and was left as it is. Give another folder.")
+
+
+def _fetch_files(store: Store, folder: Path, manifest: Manifest, progress: Progress) -> None:
+    """Bring what is not there or not right. A committed bank is one no longer from the first file that is replaced on."""
+    with progress.phase("check", sum(entry["bytes"] for entry in manifest["files"]), unit="bytes") as phase:
+        missing = [entry for entry in manifest["files"] if not _is_right(folder / entry["name"], entry, phase)]
+    if not missing:
+        return
+    total = sum(entry["bytes"] for entry in missing)
+    require_space(folder, total, f"what is missing of {store.shown}")
+    (folder / STATE).unlink(missing_ok=True)
+    work = folder / JOURNAL / "parts"
+    work.mkdir(exist_ok=True)
+    shutil.rmtree(work / ".cache", ignore_errors=True)  # a killed client's halves, which it cannot go on with
+
+    with progress.phase("pull", total, unit="bytes") as phase:
+        meter = _Meter(phase)
+
+        def bring(entry: Mapping[str, Any]) -> None:
+            path = store.fetch(entry["name"], entry["bytes"], work, meter.of(entry))
+            found = Stored(size=path.stat().st_size, sha256=sha256_of(path))
+            if (found.size, found.sha256) != (entry["bytes"], entry["sha256"]):
+                path.unlink()
+                raise wrong_file(store.shown, entry, found)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            path.replace(folder / entry["name"])
+            meter.finish(entry)
+
+        side_by_side(bring, missing, lambda _: None, stop=meter.stop)
+    sync_folder(folder)
+
+
+class _Stopped(Exception):
+    """Raised where bytes are told of, in the middle of a file that nobody waits for any longer."""
+
+
+class _Meter:
+    """Bytes that come in several threads, for one phase; a file that is done counts whole, however much of it was told."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase, self._lock = phase, Lock()
+        self._told: dict[str, int] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def of(self, entry: Mapping[str, Any]) -> Report:
+        return lambda count: self._tell(entry, count)
+
+    def finish(self, entry: Mapping[str, Any]) -> None:
+        self._tell(entry, entry["bytes"] - self._told.get(entry["name"], 0))
+
+    def _tell(self, entry: Mapping[str, Any], count: int) -> None:
+        if self._stopped:
+            raise _Stopped
+        with self._lock:
+            told = self._told.get(entry["name"], 0)
+            count = min(count, entry["bytes"] - told)  # a client that begins again tells bytes twice
+            self._told[entry["name"]] = told + count
+            self._phase.advance(count)
+
+
+def _is_right(path: Path, entry: Mapping[str, Any], phase: Phase) -> bool:
+    right = path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
+    phase.advance(entry["bytes"])
+    return right
+
+
+def _fetch_extras(store: Store, folder: Path, there: Mapping[str, Stored]) -> None:
+    """Card and plot, where they are not here already."""
+    for name in EXTRAS:
+        if name in there and there[name].size <= EXTRA_BYTES and not (folder / name).exists():
+            publish_bytes(folder / name, store.read(name))
+
+
+def _commit(store: Store, folder: Path, manifest: Manifest) -> None:
+    """Write state.json, which has to be what a writer would have written."""
+    shards = [entry["name"] for entry in manifest["files"] if SHARD_NAME.fullmatch(entry["name"])]
+    wanted = dataset_state([shard_name(index) for index in range(len(shards))], manifest["plan_digest"])
+    try:
+        found = json.loads(store.read(STATE))
+    except ValueError:
+        found = None
+    if found != wanted or set(shards) != {item["filename"] for item in wanted["_data_files"]}:
+        raise CorruptBank(f"{store.shown}/{STATE}: is not that of the shards in {MANIFEST}. Push the bank again.")
+    publish_json(folder / STATE, wanted)

@@ -1,0 +1,277 @@
+"""The card of a pushed bank: what the hub and `load_dataset` make of it, and what a person reads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from datasets import Dataset, Features, List, Value, load_from_disk
+
+from arrowbank import (
+    EncodeConfig,
+    In2Config,
+    ProbesConfig,
+    TrunkData,
+    build_in2,
+    build_probes,
+    build_trunk,
+    encode,
+    open_bank,
+    pull,
+    push,
+    verify,
+)
+from arrowbank.bank import BankWriter
+from arrowbank.cli import main
+from arrowbank.hub.card import card_text, pushed_card
+from arrowbank.hub.plots import Histogram, Spread, picture_of, png
+from arrowbank.hub.samples import sample_table
+from arrowbank.progress import SILENT
+from tests.arms import save_filler
+from tests.banks import WIDTH, make_texts, make_tokens
+from tests.hub_server import Hub
+from tests.target_banks import make_target_bank
+from tests.trunk_banks import make, write_ids
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes/text content:DeprecationWarning")
+
+ADDRESS = "hf://datasets/org/name"
+
+
+def make_features(folder: Path) -> Path:
+    """A feature bank of 40 texts in `folder`/features, with texts and tokens beside it."""
+    make_texts(folder / "texts")
+    make_tokens(folder / "tokens", folder / "texts")
+    encode(EncodeConfig(encoder="tests.banks:TableEncoder", shard_rows=15), folder / "tokens", folder / "features")
+    return folder / "features"
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    match = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+    assert match
+    loaded = yaml.safe_load(match[1])
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def python_blocks(card: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+
+
+def test_a_pushed_bank_loads_with_its_types_and_its_card_runs(hub: Hub, tmp_path: Path) -> None:
+    """`load_dataset` and every block of the card, as written, in processes of their own; the shell's in between."""
+    bank = make_features(tmp_path)
+    push(bank, "org/features")
+    card = hub.repos["org/features"].files["README.md"][0].decode()
+    blocks = python_blocks(card)
+    assert [block.split()[3] for block in blocks] == ["load_dataset", "open_bank", "open_bank"]
+    assert "arrowbank pull org/features features\n" in card
+    pull("org/features", tmp_path / "pulled" / "features")
+
+    shown = 'print(rows.features["features"], len(rows)); rows.save_to_disk("loaded")'
+    code = (
+        blocks[0]
+        + shown
+        + "\n"
+        + blocks[1]
+        + "print(len(bank), type(bank).__name__)\n"
+        + blocks[2]
+        + "print(matrix.shape, row)\n"
+    )
+    done = run_python(code, tmp_path / "pulled")
+    assert done.splitlines() == [
+        f"List(Value('float16'), length={WIDTH}) 40",
+        "40 FeatureBank",
+        f"(40, {WIDTH}) [-1]",
+    ]
+    wanted = Features(
+        text=Value("large_string"),
+        kind=Value("string"),
+        sha1=Value("binary"),
+        length=Value("int32"),
+        features=List(Value("float16"), length=WIDTH),
+    )
+    there, ours = load_from_disk(str(tmp_path / "pulled" / "loaded")), load_from_disk(str(bank))
+    pulled = load_from_disk(str(tmp_path / "pulled" / "features"))
+    assert isinstance(there, Dataset)
+    assert there.features == ours.features == pulled.features == wanted
+    assert there.data.table.combine_chunks() == ours.data.table.combine_chunks()
+
+
+def run_python(code: str, folder: Path) -> str:
+    """Standard output of `code` in a process of its own that has `folder` as its working directory."""
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n{code}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_half_pushed_bank_does_not_load(hub: Hub, tmp_path: Path) -> None:
+    make_texts(tmp_path / "texts", 40, shard_rows=10)
+    push(tmp_path / "texts", "org/texts")
+    halfway = list(hub.repos["org/texts"].commits.values())[-2]
+    assert "data-00000.arrow" in halfway
+    hub.repos["org/texts"].add(halfway)
+    code = (
+        "from datasets import load_dataset\ntry:\n    print(load_dataset('org/texts', split='train'))\n"
+        "except FileNotFoundError as error:\n    print('refused')"
+    )
+    assert run_python(code, tmp_path) == "refused\n"
+
+
+def test_what_the_card_says(tmp_path: Path) -> None:
+    bank = open_bank(make_features(tmp_path))
+    card = card_text(bank, ADDRESS, verify(bank.folder), license="cc-by-4.0", plot=True)
+    fields = front_matter(card)
+    assert fields["license"] == "cc-by-4.0"
+    assert fields["configs"] == [{"config_name": "default", "data_files": "data-*.arrow"}]
+    assert fields["size_categories"] == ["n<1K"]
+    assert "arrowbank" in fields["tags"]
+    assert {"name": "features", "list": "float16", "length": WIDTH} in fields["dataset_info"]["features"]
+    for said in (
+        "# name\n",
+        bank.plan_digest,
+        bank.content_digest,
+        f"40 × {WIDTH}",
+        "text number 1 of many",
+        "![",
+        "| hashes | ok |",
+    ):
+        assert said in card
+    assert card_text(bank, ADDRESS, verify(bank.folder), license="cc-by-4.0", plot=True) == card
+    assert "license" not in front_matter(card_text(bank, ADDRESS, []))
+
+
+def test_a_hub_models_name_is_a_tag_and_a_folder_is_not(tmp_path: Path) -> None:
+    make_target_bank(tmp_path / "targets")
+    bank = open_bank(tmp_path / "targets")
+    assert "base_model:org/target" in front_matter(card_text(bank, ADDRESS, []))["tags"]
+    bank.manifest["target_model_name_or_path"] = str(tmp_path)
+    assert not [tag for tag in front_matter(card_text(bank, ADDRESS, []))["tags"] if tag.startswith("base_model")]
+
+
+@pytest.fixture(scope="module")
+def banks(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> dict[str, Path]:
+    """A bank of each kind that is quick to make."""
+    folder = tmp_path_factory.mktemp("banks")
+    make_features(folder)
+    make_target_bank(folder / "targets")
+    filler = save_filler(folder / "filler.bin")
+    for arm in "ac":
+        build_in2(In2Config(arm=arm, length=600, examples=3, triples=2, vocab=1000), [filler], folder / f"in2-{arm}")
+    build_probes(ProbesConfig(length=600, blocks=1, vocab=1000), [filler], folder / "in2-probes")
+    write_ids(folder / "ids.jsonl", 30)
+    build_trunk(make(tiny_qwen3, TrunkData("ids", str(folder / "ids.jsonl")), taps=(0, 1)), folder / "trunk")
+    (folder / "trunk-taps").rename(folder / "taps")
+    return {manifest.parent.name: manifest.parent for manifest in folder.glob("*/manifest.json")}
+
+
+def test_every_kind_has_a_card_a_sample_and_a_picture(banks: dict[str, Path]) -> None:
+    assert set(banks) == {"texts", "tokens", "features", "targets", "in2-a", "in2-c", "in2-probes", "trunk", "taps"}
+    for name, folder in banks.items():
+        bank = open_bank(folder)
+        card = card_text(bank, ADDRESS, verify(folder))
+        table = Dataset.from_file(str(folder / "data-00000.arrow"))
+        declared = front_matter(card)["dataset_info"]["features"]
+        assert Features._from_yaml_list(declared) == table.features
+        assert card.count("\n|") >= 5
+        assert "FAILED" not in card
+        picture = picture_of(bank)
+        assert (picture is None) == (name == "in2-a")
+        if picture:
+            assert png(picture)[:8] == b"\x89PNG\r\n\x1a\n"
+            assert png(picture) == png(picture)
+
+
+def test_the_card_of_a_models_vectors_says_how_they_were_computed(tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"query": "where?", "candidates": [{"text": "here"}]}\n')
+    model, out = str(tiny_bert), tmp_path / "bank"
+    assert main(["build", "--source", f"train={tmp_path / 'train.jsonl'}", "--model", model, "--out", str(out)]) == 0
+    bank = open_bank(out / "features")
+    card = card_text(bank, ADDRESS, [])
+    weights, tokenizer = bank.manifest["encoding"]["model_sha256"], bank.manifest["tokenizer_fingerprint"]
+    for line in (
+        f"- model: {tiny_bert.name}",
+        f"- tokenizer: {tiny_bert.name}",
+        "- pooling: mean",
+        "- computed in: float32",
+        f"- sha256 of model: `{weights}`",
+        f"- fingerprint of tokenizer: `{tokenizer}`",
+    ):
+        assert f"{line}\n" in card
+
+
+def test_a_folder_of_the_machine_is_not_on_the_card(banks: dict[str, Path]) -> None:
+    bank = open_bank(banks["trunk"])
+    assert str(bank.manifest["model_path"]).startswith("/")
+    assert str(banks["trunk"].parent.parent) not in card_text(bank, ADDRESS, verify(banks["trunk"]))
+
+
+def test_pictures_show_what_is_there(banks: dict[str, Path]) -> None:
+    lengths = picture_of(open_bank(banks["tokens"]))
+    assert isinstance(lengths, Histogram)
+    assert sorted(set(lengths.values.tolist())) == list(range(1, 10))
+    norms = picture_of(open_bank(banks["targets"]))
+    assert isinstance(norms, Spread)
+    assert norms.names == ["1", "11", "21", "last"]
+    assert (norms.percentiles[:, 0] > 0).all()
+    assert (norms.percentiles[:, 0] <= norms.percentiles[:, 2]).all()
+    distances = picture_of(open_bank(banks["in2-c"]))
+    assert isinstance(distances, Histogram)
+    assert distances.values.min() > 0
+
+
+def test_without_matplotlib_there_is_no_plot_and_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Listening:
+        phase = staticmethod(SILENT.phase)
+        message = staticmethod(said.append)
+
+    make_texts(tmp_path / "texts")
+    bank = open_bank(tmp_path / "texts")
+    assert [file.name for file in pushed_card(bank, ADDRESS, [])] == ["plot.png", "README.md"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (card,) = pushed_card(bank, ADDRESS, [], progress=Listening())
+    assert b"plot.png" not in card.contents()
+    assert said == ["The card goes without its plot: matplotlib is not installed (pip install 'arrowbank[report]')."]
+
+
+def test_a_sample_is_short_and_nothing_but_text(tmp_path: Path) -> None:
+    nasty = "a | pipe\nand <script>alert(1)</script> **bold** `code` [link](http://x) " + "long " * 50
+    batch = pa.record_batch(
+        {
+            "text": pa.array([nasty, None], pa.large_string()),
+            "input_ids": pa.array([list(range(100)), []], pa.list_(pa.int32())),
+            "vector": pa.array([[0.5] * 8, [1.0] * 8], pa.list_(pa.float16(), 8)),
+            "states": pa.array([[[1] * 4] * 3, []], pa.list_(pa.list_(pa.uint16(), 4))),
+            "position": pa.array([float("nan"), 0.25]),
+        }
+    )
+    with BankWriter(tmp_path / "bank", kind="nasty", recipe={}) as writer:
+        writer.write_shard(0, batch)
+        writer.commit(rows=2)
+    lines = sample_table(open_bank(tmp_path / "bank")).splitlines()
+    assert len(lines) == 4
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines)
+    assert "<script>" not in lines[2]
+    assert r"\*\*bold\*\*" in lines[2]
+    numbers = "[0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000, … 8 in all]"
+    assert lines[2].endswith(f"| [0, 1, 2, 3, 4, 5, … 100 in all] | {numbers} | 3 × 4 bfloat16 (as uint16) | nan |")
+    assert len(lines[2]) < 400
+
+
+def test_an_arms_card_says_where_its_needles_lie(banks: dict[str, Path]) -> None:
+    assert "anywhere far enough before its probe" in card_text(open_bank(banks["in2-c"]), ADDRESS, [])
