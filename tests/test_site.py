@@ -88,6 +88,10 @@ def a_draft(folder: Path) -> dict[str, str]:
     return {"trunk build": "trunk build --window 64 --tokens 1500", "@100000": "@1000"}
 
 
+def a_store(folder: Path) -> dict[str, str]:
+    return {"/tmp/store": str(folder / "store")}
+
+
 def a_small_encoder(folder: Path) -> dict[str, str]:
     tiny.save_bert(folder / "minilm")
     return {}
@@ -104,6 +108,7 @@ STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
     "scaling.md": no_stand_ins,
     "comparison.md": no_stand_ins,
     "looking.md": no_stand_ins,
+    "sharing.md": a_store,
 }
 
 
@@ -111,6 +116,7 @@ STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
 def test_a_page_can_be_followed(
     page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("ARROWBANK_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for owner in hub.iterdir():
