@@ -5,7 +5,8 @@
   `<!-- NAME:start -->` and `<!-- NAME:end -->`, `<!-- include: FILE ## Heading -->` by what stands under that heading,
   `<!-- include: FILE python -->` by FILE as a block of code.
 - A line `<!-- scripts: FOLDER -->` is replaced by what the scripts of a folder say of themselves, `<!-- extras -->` by the extras of
-  pyproject.toml.
+  pyproject.toml, `<!-- benchmarks -->` by the table that `make bench` writes.
+- `{{bench: WHAT}}` is replaced by what that table has under "ours" in the row that begins with WHAT.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\S+)(?: (.+))? -->$", flags=re.MULTILINE)
 SCRIPTS = re.compile(r"^<!-- scripts: (\w+) -->$", flags=re.MULTILINE)
+FIGURE = re.compile(r"\{\{bench: (.+?)\}\}")
+TABLE = ("README.md", "docs/benchmarks.md")  # where `make bench` may write it
 # names of files at the root, as their links have them → pages
 PAGES = {
     "FORMAT.md": "format.md",
@@ -58,7 +61,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in what a page includes."""
     markdown = INCLUDE.sub(lambda found: included(found.group(1), found.group(2)), markdown)
     markdown = SCRIPTS.sub(lambda found: scripts(found.group(1)), markdown)
-    return markdown.replace("<!-- extras -->", extras())
+    markdown = FIGURE.sub(lambda found: figure(found.group(1)), markdown)
+    return markdown.replace("<!-- extras -->", extras()).replace("<!-- benchmarks -->", benchmarks())
 
 
 def included(name: str, part: str | None) -> str:
@@ -74,6 +78,22 @@ def included(name: str, part: str | None) -> str:
         text = found.group(1)
     text = text.replace("\\<", "&lt;").replace("\\>", "&gt;")  # Python-Markdown knows no such escapes
     return re.sub(r"\]\(([\w./-]+)\)", lambda link: f"]({PAGES.get(link.group(1).rstrip('/'), link.group(1))})", text)
+
+
+def benchmarks() -> str:
+    """The table of benchmarks, from wherever it lies; KeyError where there is none."""
+    for name in TABLE:
+        if (ROOT / name).exists() and "<!-- benchmarks:start -->" in (ROOT / name).read_text(encoding="utf-8"):
+            return included(name, "benchmarks")
+    raise KeyError(f"no table of benchmarks in {' or '.join(TABLE)}")
+
+
+def figure(what: str) -> str:
+    """What was measured, of the row that begins with `what`; KeyError where there is not one such row."""
+    rows = [line.split(" | ") for line in benchmarks().splitlines() if line.startswith(f"| {what}")]
+    if len(rows) != 1:
+        raise KeyError(f"{len(rows)} rows of the benchmarks begin with {what!r}")
+    return rows[0][1]
 
 
 def scripts(folder: str) -> str:
