@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from arrowbank.auditing import Audit, AuditConfig, audit
+    from arrowbank.auditing import AuditConfig, audit
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.trunk import open_trunk
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.scoring import ScoreConfig, score_probes
     from arrowbank.joining.merging import merge_banks
     from arrowbank.joining.selecting import SelectConfig, select_rows
+    from arrowbank.leakage import Audit
     from arrowbank.models import ModelConfig
     from arrowbank.plan import BatchRules
     from arrowbank.report import ReportConfig, write_report
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
 
 _HOME = {
-    "Audit": "auditing",
+    "Audit": "leakage",
     "AuditConfig": "auditing",
     "Bank": "bank",
     "BatchRules": "plan",

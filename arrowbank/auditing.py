@@ -20,6 +20,7 @@ from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.nearest import nearest
 from arrowbank.corpus.scan import ScanConfig, read_keys
 from arrowbank.errors import ContractError, InputError
+from arrowbank.leakage import Audit, AuditExample, AuditRow
 from arrowbank.progress import SILENT, Progress
 
 QUERY_ROWS = 4096  # texts that are looked for in one pass over the other split
@@ -62,53 +63,6 @@ class AuditConfig:
     def splits(self) -> list[str]:
         """The names of the splits among the sources, in order."""
         return list(dict.fromkeys(name for name, _ in self.scan.sources)) if self.scan else []
-
-
-@dataclass(frozen=True)
-class AuditRow:
-    """The different texts of a kind in a split, and how many of them are shared with the split `against`, exactly and nearly."""
-
-    kind: str
-    source: str
-    against: str
-    texts: int
-    exact: int
-    near: int
-
-
-@dataclass(frozen=True)
-class AuditExample:
-    """A text of a split, and the text of the split `against` that is nearest to it."""
-
-    text: str
-    nearest: str
-    cosine: float
-    kind: str
-    source: str
-    against: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """What an audit found: a row a kind and split, and the near pairs that are most alike, at most 50."""
-
-    threshold: float
-    max_shared: int | None
-    rows: list[AuditRow]
-    examples: list[AuditExample]
-
-    @property
-    def exact(self) -> int:
-        return sum(row.exact for row in self.rows)
-
-    @property
-    def near(self) -> int:
-        return sum(row.near for row in self.rows)
-
-    @property
-    def ok(self) -> bool:
-        """Whether no more is shared than may be."""
-        return self.max_shared is None or self.exact + self.near <= self.max_shared
 
 
 def audit(config: AuditConfig, bank: str | Path, other: str | Path | None = None, *, progress: Progress = SILENT) -> Audit:

@@ -26,6 +26,7 @@ LAYERS: dict[str, float] = {
     "bank": 1,
     "plan": 1,
     "shuffle": 1,
+    "leakage": 2,  # what an audit found: one stage writes it, another shows it
     "engine": 2,
     "models": 2,
     "formats": 2,

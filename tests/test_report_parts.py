@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from arrowbank.errors import InputError
+from arrowbank.leakage import read_audit
 from arrowbank.report.atlas import grouping, project
-from arrowbank.report.audited import read_audit
 from arrowbank.report.build import read_pace
 from arrowbank.report.drafts import entropy
 from arrowbank.report.frame import Table

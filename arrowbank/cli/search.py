@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,7 @@ from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 
 if TYPE_CHECKING:
-    from arrowbank.auditing import Audit
+    from arrowbank.leakage import Audit
     from arrowbank.searching import Searcher
 
 PROMPT = "> "
@@ -102,8 +101,8 @@ def audit(
     """
     from arrowbank.auditing import AuditConfig
     from arrowbank.auditing import audit as run
-    from arrowbank.bank.files import publish_json
     from arrowbank.corpus.scan import ScanConfig
+    from arrowbank.leakage import write_audit
 
     sources = o.pairs("--source", source)
     scan = None
@@ -113,7 +112,7 @@ def audit(
     config = AuditConfig(scan=scan, threshold=threshold, max_shared=max_shared, against=against)
     found = run(config, bank, other, progress=progress_for(common.json))
     if out is not None:
-        publish_json(Path(out), asdict(found))
+        write_audit(found, out)
     if common.json:
         print(json.dumps({"phase": "done", **asdict(found)}, ensure_ascii=False), flush=True)
     else:

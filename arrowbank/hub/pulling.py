@@ -7,7 +7,7 @@ from pathlib import Path
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.remote.addresses import parse_address
 from arrowbank.bank.remote.fetching import fetch_bank
-from arrowbank.bank.remote.stores import store_of
+from arrowbank.bank.remote.opening import store_of
 from arrowbank.progress import SILENT, Progress
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from arrowbank.errors import InputError
+from arrowbank.leakage import Audit
 from arrowbank.report.integrity import verdict
 from arrowbank.report.markup import tag
 from arrowbank.report.scales import number, percent
@@ -17,52 +14,9 @@ EXAMPLES = 50
 CHARACTERS = 400
 
 
-class Row(msgspec.Struct):
-    """A comparison of the texts of a source with those of another."""
-
-    kind: str
-    source: str
-    against: str
-    texts: int
-    exact: int
-    near: int
-
-
-class Example(msgspec.Struct):
-    """A text and the one that is near it."""
-
-    text: str
-    nearest: str
-    cosine: float
-    kind: str
-    source: str
-    against: str
-
-
-class Audit(msgspec.Struct):
-    """The file."""
-
-    threshold: float
-    rows: list[Row]
-    examples: list[Example] = []
-    max_shared: int | None = None
-
-
-def read_audit(path: str | Path) -> Audit:
-    """The audit in a file. InputError where it cannot be read or is something else."""
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Audit)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}). Give the file that `arrowbank audit --out FILE` wrote."
-        ) from None
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path}: not an audit ({error}). Give the file that `arrowbank audit --out FILE` wrote.") from None
-
-
 def audit_section(audit: Audit) -> Section:
     """The counts, and the nearest pairs."""
-    found = sum(row.exact + row.near for row in audit.rows)
+    found = audit.exact + audit.near
     lead = f"{number(found)} texts are in both of two sources, the same or with a cosine of at least {number(audit.threshold)}."
     rows = [
         (row.kind, row.source, row.against, row.texts, row.exact, row.near, percent(row.exact + row.near, row.texts))
@@ -71,7 +25,7 @@ def audit_section(audit: Audit) -> Section:
     columns = ("kind", "source", "against", "texts", "the same", "near", "share")
     parts = [table(columns, rows, "texts shared between sources")]
     if audit.max_shared is not None:
-        parts.append(tag("p", None, verdict(found <= audit.max_shared, f"{found:,} shared, {audit.max_shared:,} allowed")))
+        parts.append(tag("p", None, verdict(audit.ok, f"{found:,} shared, {audit.max_shared:,} allowed")))
     if audit.examples:
         first = sorted(audit.examples, key=lambda example: -example.cosine)[:EXAMPLES]
         cells: list[Any] = [

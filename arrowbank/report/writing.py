@@ -14,9 +14,10 @@ from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.errors import InputError
+from arrowbank.leakage import read_audit
 from arrowbank.progress import SILENT, Progress
 from arrowbank.report.arms import tell_arms, tell_probes
-from arrowbank.report.audited import audit_section, read_audit
+from arrowbank.report.audited import audit_section
 from arrowbank.report.build import one_step, pace_plots
 from arrowbank.report.drafts import tell_drafts, tell_trunk
 from arrowbank.report.healed import tell_healing

@@ -15,7 +15,7 @@ from arrowbank.bank.files import explained, waiting_lock
 from arrowbank.bank.manifest import MANIFEST, STATE
 from arrowbank.bank.remote.addresses import Address, parse_address
 from arrowbank.bank.remote.fetching import fetch_bank, parsed_manifest, read_remote_manifest
-from arrowbank.bank.remote.stores import store_of
+from arrowbank.bank.remote.opening import store_of
 from arrowbank.errors import RemoteError
 from arrowbank.progress import SILENT, Progress
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from arrowbank.bank.remote.addresses import Address
-
 AT_ONCE = 4
 
 Report = Callable[[int], object]
@@ -44,17 +42,6 @@ class Store(Protocol):
 
     def fetch(self, name: str, size: int, work: Path, report: Report) -> Path:
         """Bring the file `name` of `size` bytes into the folder `work`, telling `report` of bytes as they come; where it lies there."""
-
-
-def store_of(address: Address) -> Store:
-    """The place at `address`. MissingDependency where fsspec needs a package for it."""
-    if address.repo:
-        from arrowbank.bank.remote.hub import HubStore
-
-        return HubStore(address)
-    from arrowbank.bank.remote.objects import ObjectStore
-
-    return ObjectStore(address)
 
 
 def side_by_side(

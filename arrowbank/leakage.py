@@ -1,0 +1,75 @@
+"""What an audit found, and its file: `arrowbank audit --out` writes it, `arrowbank report --audit` shows it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from arrowbank.bank.files import publish_json
+from arrowbank.errors import InputError
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """The different texts of a kind in a split, and how many of them are shared with the split `against`, exactly and nearly."""
+
+    kind: str
+    source: str
+    against: str
+    texts: int
+    exact: int
+    near: int
+
+
+@dataclass(frozen=True)
+class AuditExample:
+    """A text of a split, and the text of the split `against` that is nearest to it."""
+
+    text: str
+    nearest: str
+    cosine: float
+    kind: str
+    source: str
+    against: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What an audit found: a row a kind and split, and the near pairs that are most alike, at most 50."""
+
+    threshold: float
+    max_shared: int | None
+    rows: list[AuditRow]
+    examples: list[AuditExample]
+
+    @property
+    def exact(self) -> int:
+        return sum(row.exact for row in self.rows)
+
+    @property
+    def near(self) -> int:
+        return sum(row.near for row in self.rows)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no more is shared than may be."""
+        return self.max_shared is None or self.exact + self.near <= self.max_shared
+
+
+def write_audit(audit: Audit, path: str | Path) -> None:
+    """Publish `audit` as JSON."""
+    publish_json(Path(path), asdict(audit))
+
+
+def read_audit(path: str | Path) -> Audit:
+    """The audit in a file. InputError where it cannot be read or is something else."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Audit)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}). Give the file that `arrowbank audit --out FILE` wrote."
+        ) from None
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}: not an audit ({error}). Give the file that `arrowbank audit --out FILE` wrote.") from None
