@@ -22,6 +22,7 @@ GROUPS = {
     "joining": "Banks out of banks",
     "searching": "Look into a bank",
     "auditing": "Look into a bank",
+    "leakage": "Look into a bank",
     "report": "Look into a bank",
     "models": "Models and batches",
     "plan": "Models and batches",
