@@ -93,8 +93,8 @@ class Placement:
         n, wanted, tried = config.last_site + 1 - low, config.triples, 0
         shift, limit = 32 - n.bit_length(), TRIES * wanted
         taken, near, end = free.taken, free.near, low + len(free.near)
-        here = low + free.margin
-        before, after = here - span, here + span  # two spans that touch take neither's start, but the start between them
+        here = low + free.margin  # a site less than two spans away is here, or takes the start a span before or after
+        before, after = here - span, here + span
         sites: list[int] = []
         while tried < limit:
             values = stream.peek(2 * wanted, shift)
@@ -138,12 +138,12 @@ class Placement:
 
 
 class _Starts:
-    """Which starts in [0, length) are still free for a span: a byte each, `margin` bytes further on, so that what a span takes
-    away lies in `taken` at either end, too: it is `near`, from the span's start on."""
+    """Which starts in [0, length) are still free for a span: start q is byte q + `margin` of `taken`. A span that lies at q
+    sets the bytes from q on, which are `near`."""
 
     def __init__(self, length: int, span: int) -> None:
         self.margin = span - 1
-        self.near = bytearray(b"\1" * (2 * span - 1))  # no bytes: they would be copied into such an array at each use
+        self.near = bytearray(b"\1" * (2 * span - 1))  # as bytes it would be copied at each use
         self.taken = bytearray(length + 2 * span)
 
     def take(self, starts: list[int]) -> list[int]:
