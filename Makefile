@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?= -n 2
 
-.PHONY: demo demo-heal test lint format check bench clean
+.PHONY: demo demo-heal test lint format docs check bench clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python recipes/demo_bank.py
@@ -26,13 +26,17 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-check: lint test
+docs: $(VENV)/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html"
+
+check: lint test docs
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch first and pinned: an open range takes a build for GPUs of several gigabytes even where it is of no use.
 $(VENV)/torch.stamp: constraints.txt
@@ -49,5 +53,5 @@ $(VENV)/heal.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
-	$(PIP) --editable '.[all,dev]'
+	$(PIP) --editable '.[all,dev,docs]'
 	touch $@ $(VENV)/demo.stamp $(VENV)/heal.stamp

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import shlex
 import sysconfig
 import time
 import warnings
@@ -151,7 +152,9 @@ def run(out: Path, *, episodes: int = EPISODES, progress: Progress = SILENT, say
         say(f"\nnearest to {query!r}:")
         for hit in found:
             say(f"  {hit.cosine:.3f}  {one_line(hit.text)}")
-    say(f"\nThe bank lies in {out / 'features'}. To open it:\n")
+    say(f"\nThe bank lies in {out / 'features'}. To ask it, to look at it, to open it:\n")
+    say(f"    arrowbank search {shlex.quote(str(out / 'features'))} 'parse a command line'")
+    say(f"    arrowbank report {shlex.quote(str(out))} --out report.html\n")
     say("    from arrowbank import open_bank")
     say(f"    bank = open_bank({str(out / 'features')!r})")
     say('    print(bank.matrix.shape, bank.vectors([bank.dataset[0]["text"]]).dtype)')

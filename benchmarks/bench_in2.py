@@ -129,6 +129,7 @@ def write_filler(path: Path) -> None:
 def answer(script: Path, *arguments: object, cores: set[int]) -> dict[str, float]:
     command = [sys.executable, str(script), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    os.sync()  # what the side before left unwritten would be written while this one's clock runs
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
     )

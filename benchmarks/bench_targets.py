@@ -97,7 +97,7 @@ def script(dump: Path, out: Path) -> None:
 def config() -> Any:
     from arrowbank import ImportConfig
 
-    return ImportConfig(target_model="org/target", target_layer_ids=(1, 17, 33))
+    return ImportConfig(target_model="org/target", target_layer_ids=(1, 17, 32))
 
 
 def ours(dump: Path, out: Path) -> None:

@@ -1,7 +1,8 @@
 """What an Eagle-3 draft of Qwen3-8B learns from: hidden states for a file of chats, for SpecForge and for DeepSpec.
 
-Three of the target's 36 layers (low, middle and high, as Eagle-3 drafts take them), the last hidden states after the
-final norm, losses on the assistant's tokens. The bank is proved by the model itself before it is exported.
+What blocks 1, N/2 − 1 and N − 4 of the target's N = 36 put out (serving engines, which name what goes into a block, call
+them 2, N/2 and N − 3), the last hidden states after the final norm, losses on the assistant's tokens. The bank is proved by
+the model itself before it is exported.
 
     python recipes/eagle3_qwen3.py --data chats.jsonl --out eagle3 [--model Qwen/Qwen3-8B]
 
@@ -22,7 +23,7 @@ from arrowbank.errors import ArrowbankError, CorruptBank
 from arrowbank.targets.proof import verify_targets
 
 MODEL = "Qwen/Qwen3-8B"
-LAYERS = (1, 17, 33)
+LAYERS = (1, 17, 32)
 EXPORTS = {"specforge": "specforge-eagle3", "deepspec": "deepspec"}
 
 

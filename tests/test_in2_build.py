@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,16 @@ def test_the_golden_shards_and_manifests(case: dict[str, Any], tmp_path: Path) -
     assert {name: manifest[name] for name in case["manifest"]} == case["manifest"]
     assert list(manifest["answer_start_hist"]) == list(case["manifest"]["answer_start_hist"])
     assert len(list((tmp_path / "arm").glob("*.bin"))) == len(case["shards"])
+
+
+@pytest.mark.parametrize("arm", ["a", "c"])
+def test_records_are_a_line_an_example_with_its_numbers_below_each_other(arm: str, tmp_path: Path) -> None:
+    config = arms.small(arm)
+    build_in2(config, [arms.save_filler(tmp_path / "filler.bin", 3000)], tmp_path / "arm")
+    first, *lines, _ = (tmp_path / "arm" / f"in2{arm}_train_00000.json").read_text().splitlines()
+    assert first == '{"records": ['
+    assert [len(json.loads(line.rstrip(","))) for line in lines] == [config.triples * (arm != "a")] * config.examples
+    assert len({tuple(found.end() for found in re.finditer(r"\d+", line)) for line in lines}) == 1
 
 
 @pytest.mark.parametrize("arm", ["a", "b", "c"])

@@ -114,7 +114,7 @@ def test_a_dump_becomes_a_cache(tmp_path: Path) -> None:
 
 def test_chats_become_a_proved_bank_and_two_trainers_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = eagle3_qwen3.eagle3_qwen3(Path("chats.jsonl"))
-    assert (config.target_layer_ids, config.last_hidden_norm, config.model.dtype) == ((1, 17, 33), "post", "bfloat16")
+    assert (config.target_layer_ids, config.last_hidden_norm, config.model.dtype) == ((1, 17, 32), "post", "bfloat16")
     model = tiny.save_qwen3(tmp_path / "model", layers=4, chat_template=tiny.CHAT_TEMPLATE)
     chats = tiny.conversations(9)
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))

@@ -252,6 +252,17 @@ def test_sources_are_in_the_manifest_by_content(tmp_path: Path) -> None:
     assert all(check.ok for check in verify(tmp_path / "out"))
 
 
+def test_duplicates_are_counted_where_they_come_and_add_up_when_a_bank_grows(tmp_path: Path) -> None:
+    episodes = [{"query": "a", "candidates": [{"text": "b"}, {"text": "a"}]}, {"query": " b ", "candidates": [{"text": ""}]}]
+    train = write(tmp_path / "t.jsonl", lines(episodes))  # type: ignore[arg-type]  # a and b, each once more
+    held_out = write(tmp_path / "e.jsonl", lines([{"query": "b"}, {"query": "c"}]))
+    manifest = scan(ScanConfig(sources=(("train", str(train)), ("eval", str(held_out)))), tmp_path / "out")
+    assert manifest["source_duplicates"] == {"train": 2, "eval": 1}
+    assert sum(manifest["source_duplicates"].values()) == manifest["counts"]["duplicates"]
+    grown = scan(ScanConfig(sources=(("more", str(held_out)),), onto=str(tmp_path / "out")), tmp_path / "grown")
+    assert grown["source_duplicates"] == {"train": 2, "eval": 1, "more": 2}
+
+
 # however it is made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,5 +143,6 @@ def _encoded(out: str, manifest: dict[str, Any]) -> str:
         return f"{out}: {manifest['encoded_rows']:,} rows encoded, not committed."
     return (
         f"{out}: {manifest['rows']:,} vectors of width {manifest['hidden_size']:,}, committed.\n"
-        f"Open it:  from arrowbank import open_bank; bank = open_bank({out!r})"
+        f"Open it:     from arrowbank import open_bank; bank = open_bank({out!r})\n"
+        f"Look at it:  arrowbank report {shlex.quote(out)} --out report.html"
     )

@@ -276,7 +276,7 @@ class CaptureOptions(ModelOptions, StoreOptions):
         str, _build("--data", metavar="FILE", help="Conversations or token rows: .jsonl (.gz, .zst), a saved dataset.")
     ]
     layers: Annotated[
-        str, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,17,33 (−1: embeddings).")
+        str, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,17,32 (−1: embeddings).")
     ]
     tokenizer: Tokenizer = None
     target_model: Annotated[

@@ -35,7 +35,7 @@ def import_(
 ) -> None:
     """Turn hidden states that lie somewhere already into a target bank, or straight into a DeepSpec cache.
 
-    Example: arrowbank targets import dump --target-model Qwen/Qwen3-8B --layers 1,17,33 --out targets
+    Example: arrowbank targets import dump --target-model Qwen/Qwen3-8B --layers 1,17,32 --out targets
     """
     from arrowbank.targets.importing import estimate_import, import_targets, import_to_deepspec
 
@@ -64,7 +64,7 @@ def capture(
 ) -> None:
     """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
 
-    Example: arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,33 --out targets
+    Example: arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,32 --out targets
     """
     from arrowbank.targets.capturing import capture as run
     from arrowbank.targets.capturing import estimate_capture

@@ -188,6 +188,7 @@ class _Rows:
         self.counts = Counts()
         self.by_kind = np.zeros(len(self.kinds), np.int64)
         self.by_source = np.zeros(len(self.names), np.int64)
+        self.repeated = np.zeros(len(self.names), np.int64)  # texts of a source that had a row already
         self._keys = KeyTable()
         # texts that a worker was asked for while it has its next block in hand
         self._coming: deque[tuple[Future[bytes], Callable[..., News]]] = deque()
@@ -205,6 +206,7 @@ class _Rows:
         kinds = np.frombuffer(extract.kinds, np.uint8).take(places)
         self.by_kind += np.bincount(kinds, minlength=len(self.kinds))
         self.by_source[source] += len(places)
+        self.repeated[source] += extract.counts.texts_seen - len(places)
         news = partial(
             News,
             lengths=np.frombuffer(extract.lengths, np.uint32).take(places),
@@ -362,6 +364,9 @@ def _manifest_fields(
         "text_count": total,
         "kinds": _sum(before.get("kinds", {}), dict(zip(rows.kinds, rows.by_kind.tolist(), strict=True))),
         "source_rows": _sum(before.get("source_rows", {}), dict(zip(rows.names, rows.by_source.tolist(), strict=True))),
+        "source_duplicates": _sum(
+            before.get("source_duplicates", {}), dict(zip(rows.names, rows.repeated.tolist(), strict=True))
+        ),
         "counts": _sum(before.get("counts", {}), counts),
         "generations": [*before.get("generations", ()), total],
     }

@@ -60,7 +60,7 @@ def _three_layers(rows: TargetRows) -> TargetRows:
     if facts.layers != EAGLE3_LAYERS:
         raise InputError(
             f"{rows.place}: holds {facts.layers} layers ({', '.join(facts.layer_names)}); specforge-eagle3 takes exactly "
-            f"{EAGLE3_LAYERS}. Capture or import three, as in --layers 1,17,33."
+            f"{EAGLE3_LAYERS}. Capture or import three, as in --layers 1,17,32."
         )
     return with_norm(rows, what="specforge-eagle3", norms=("post",))
 

@@ -149,7 +149,8 @@ def repeated_keys(block: Block, counter: KeyCounter) -> tuple[int, int]:
 
 
 def records(block: Block, lines: list[str]) -> Wrong:
-    wrong = [found != wanted for found, wanted in zip(lines, record_lines(block.batch), strict=False)]
+    wanted = record_lines(block.batch, block.arm.config).tobytes().decode().split(",\n")
+    wrong = [one != other for one, other in zip(lines, wanted, strict=False)]
     wrong += [True] * (len(block.examples) - len(wrong))
     return _where(block, np.array(wrong, bool))
 

@@ -62,44 +62,46 @@ class Placement:
             return Planted([], [], nothing, [], nothing)
         base = base_seed(config.seed, config.length, example)
         stream = Stream(base + SITE, self._words)
-        sites = self._sites(stream, example)
+        free = _Starts(config.length, span)
+        sites = self._sites(stream, free, example)
         drawn = stream.many_below(config.alphabet, triples * span)  # all keys, then all values
         keys, values = drawn[: triples * config.key_len], drawn[triples * config.key_len :]
         spans = np.concatenate([keys.reshape(triples, -1), values.reshape(triples, -1)], axis=1)[self._order(stream)]
         # decoys draw tokens from one stream and places from the other, so the tokens of all can be drawn at once
         decoy_spans = stream.many_below(config.alphabet, config.decoy_count * span).reshape(-1, span)
-        free = _Starts(config.length, span, sites)
         places = Stream(base + ARM + ord(config.arm))
         if config.arm == "b":
-            needles = free.take([site - span for site in sites])
+            planted = free.take([site - span for site in sites]) + free.draw(places, self._decoy_bounds)
         else:
             nearest = config.min_distance + span - 1
-            needles = free.draw(places, [site - nearest for site in sites])
+            planted = free.draw(places, [site - nearest for site in sites] + self._decoy_bounds)
+        needles, decoys = planted[:triples], planted[triples:]
         if NONE in needles:
             raise InputError(
                 f"example {example}: no free place for the needle of the probe at {sites[needles.index(NONE)]}; a skipped needle "
                 "would make the arms differ. Give fewer --triples, a smaller --min-distance, or another --seed."
             )
-        decoys = free.draw(places, self._decoy_bounds)
         if NONE in decoys:
             decoy_spans = decoy_spans[[decoy for decoy, place in enumerate(decoys) if place != NONE]]
             decoys = [place for place in decoys if place != NONE]
         return Planted(sites, needles, spans, decoys, decoy_spans)
 
-    def _sites(self, stream: Stream, example: int) -> list[int]:
-        """K sites at least two spans apart, ascending: arm b plants before each, and that slot must not be another's."""
-        config, low, apart = self.config, self.config.first_site, 2 * self.config.span
+    def _sites(self, stream: Stream, free: _Starts, example: int) -> list[int]:
+        """K sites at least two spans apart, ascending, taken in `free`: arm b plants before each, and that slot must not be
+        another's."""
+        config, low, span = self.config, self.config.first_site, self.config.span
         n, wanted, tried = config.last_site + 1 - low, config.triples, 0
         shift, limit = 32 - n.bit_length(), TRIES * wanted
-        margin, width = apart - 1, 2 * apart - 1
-        near, ones = bytearray(n + width), b"\1" * width
+        taken, near, end = free.taken, free.near, low + len(free.near)
+        here = low + free.margin  # a site less than two spans away is here, or takes the start a span before or after
+        before, after = here - span, here + span
         sites: list[int] = []
         while tried < limit:
             values = stream.peek(2 * wanted, shift)
             left = iter(values)
             for value in left:
-                if value < n and not near[value + margin]:
-                    near[value : value + width] = ones
+                if value < n and not (taken[value + here] or taken[value + before] or taken[value + after]):
+                    taken[value + low : value + end] = near
                     sites.append(value + low)
                     if len(sites) == wanted:
                         break
@@ -111,7 +113,7 @@ class Placement:
             if len(sites) == wanted and tried <= limit:
                 return sorted(sites)
         raise InputError(
-            f"example {example}: {limit:,} draws gave fewer than {wanted} sites that are {apart} tokens apart. Give fewer "
+            f"example {example}: {limit:,} draws gave fewer than {wanted} sites that are {2 * span} tokens apart. Give fewer "
             "--triples, shorter keys and values, or a larger --length."
         )
 
@@ -136,37 +138,34 @@ class Placement:
 
 
 class _Starts:
-    """Which starts in [0, length) are still free for a span: a byte each, with a span's width of margin at either end."""
+    """Which starts in [0, length) are still free for a span: start q is byte q + `margin` of `taken`. A span that lies at q
+    sets the bytes from q on, which are `near`."""
 
-    def __init__(self, length: int, span: int, sites: list[int]) -> None:
-        self._margin, self._width = span - 1, 2 * span - 1
-        self._near = b"\1" * self._width
-        self._taken = bytearray(length + self._width)
-        taken, width, near = self._taken, self._width, self._near
-        for site in sites:
-            taken[site : site + width] = near
+    def __init__(self, length: int, span: int) -> None:
+        self.margin = span - 1
+        self.near = bytearray(b"\1" * (2 * span - 1))  # as bytes it would be copied at each use
+        self.taken = bytearray(length + 2 * span)
 
     def take(self, starts: list[int]) -> list[int]:
         """Take each of `starts`; NONE for one that is not free."""
         return [start if self._free(start) else NONE for start in starts]
 
     def _free(self, start: int) -> bool:
-        if self._taken[start + self._margin]:
+        if self.taken[start + self.margin]:
             return False
-        self._taken[start : start + self._width] = self._near
+        self.taken[start : start + len(self.near)] = self.near
         return True
 
     def draw(self, places: Stream, bounds: list[int]) -> list[int]:
         """For each of `bounds` the first free one of up to 400 draws below it, which is then taken; NONE where none is."""
-        taken, margin, width, near = self._taken, self._margin, self._width, self._near
+        taken, margin, width, near = self.taken, self.margin, len(self.near), self.near
         starts: list[int] = []
         while len(starts) < len(bounds):
             # of so few words no bound can use up its tries; one that comes to their end begins again, counted
-            words = enumerate(places.peek(min(TRIES, 3 * (len(bounds) - len(starts)))), 1)
+            words = enumerate(places.peek(min(TRIES, 2 * (len(bounds) - len(starts)))), 1)
             begin = 0
-            rest = bounds[len(starts) :]
-            for n, bits in zip(rest, map(int.bit_length, rest), strict=True):
-                shift = 32 - bits
+            for n in bounds[len(starts) :]:
+                shift = 32 - n.bit_length()
                 for at, word in words:
                     value = word >> shift
                     if value < n and not taken[value + margin]:

@@ -139,7 +139,7 @@ class _Merged:
         every = [stated(part) for part in self.parts]
         alike = {name: value for name, value in every[0].items() if all(other.get(name) == value for other in every[1:])}
         alike |= {name: every[0][name] for name in FIRST if name in every[0]}
-        left_out = ("selected", "codec_error", *(() if self.mirror else ("bank", "index", "texts")))
+        left_out = ("selected", "codec_error", "source_duplicates", *(() if self.mirror else ("bank", "index", "texts")))
         alike = {name: value for name, value in alike.items() if name not in left_out}
         before = every[0] | {name: _union(every, name) for name in ("kinds", "source_rows") if name in every[0]}
         if bank.kind == "targets":

@@ -154,7 +154,7 @@ class _Selection:
     def _fields(self, bank: BankWriter) -> dict[str, Any]:
         """What the source says, but for what is true only of all its rows."""
         before = stated(self.source)
-        left_out = ("counts", "codec_error", "generations", "merged")
+        left_out = ("counts", "codec_error", "generations", "merged", "source_duplicates")
         kept = {name: value for name, value in before.items() if name not in left_out}
         found = counted(bank, before)
         if bank.kind == "targets":

@@ -128,12 +128,15 @@ def _source_plots(texts: Bank) -> list[Plot]:
         said = ", ".join(f"{number(count)} in {name}" for name, count in by_source.items())
         said = f"A text counts for the source that had it first: {said}."
         drawn.append(shares("Unique texts by source", by_source, x_label="texts", summary=said))
-    counts = texts.manifest.get("counts", {})
-    if counts.get("texts_seen"):
-        again = counts["duplicates"]
-        said = f"{number(counts['texts_seen'])} texts were met, {percent(again, counts['texts_seen'])} of them for a second time or more."
-        met = {"first time": counts["texts_seen"] - again, "met before": again}
-        drawn.append(shares("Duplicates", met, x_label="texts", summary=said))
+    again: dict[str, int] = texts.manifest.get("source_duplicates", {})
+    if any(again.values()):
+        said = " ".join(
+            f"Of {number(count + by_source[name])} texts in {name}, {number(count)} had been met before"
+            f" ({percent(count, count + by_source[name])})."
+            for name, count in again.items()
+            if count + by_source[name]
+        )
+        drawn.append(shares("Duplicates by source", again, x_label="texts met before", summary=said))
     return drawn
 
 
