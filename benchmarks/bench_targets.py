@@ -158,7 +158,6 @@ def run() -> list[dict[str, Any]]:
     seconds = {name: min(turn[0] for turn in turns) for name, turns in found.items()}
     bare = bare_memory()
     memory = {name: min(turn[2] for turn in turns) - bare for name, turns in found.items()}
-    print(found, file=sys.stderr)
 
     def row(what: str, way: str, peer: str, goal: object) -> dict[str, Any]:
         rates = size / seconds[way] / 1e6, size / seconds[peer] / 1e6

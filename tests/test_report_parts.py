@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from arrowbank.errors import InputError
+from arrowbank.errors import CorruptBank, InputError
 from arrowbank.leakage import read_audit
-from arrowbank.report.atlas import grouping, project
+from arrowbank.report.atlas import find_neighbours, grouping, project
 from arrowbank.report.build import read_pace
 from arrowbank.report.drafts import entropy
 from arrowbank.report.frame import Table
@@ -24,6 +24,7 @@ from arrowbank.report.plots import histogram, shares
 from arrowbank.report.sampling import spread_rows
 from arrowbank.report.scales import Scale, labels, log_ticks, number, percent, ticks
 from arrowbank.report.writing import ReportConfig
+from tests.feature_banks import save_features
 
 FINITE = st.floats(-1e12, 1e12, allow_nan=False)
 
@@ -149,6 +150,14 @@ def test_the_projection_is_that_of_a_singular_value_decomposition(count: int, wi
     assert np.allclose(np.abs(found.places), np.abs(wanted), atol=1e-5)
     assert found.explained.sum() == pytest.approx(1 if count > 1 else 0, abs=1e-9)
     assert np.allclose(found.explained[:shown], (values**2 / max(1e-30, (values**2).sum()))[:shown], atol=1e-6)
+
+
+def test_vectors_that_no_encode_has_stored_are_the_banks_fault(tmp_path: Path) -> None:
+    vectors = np.eye(4, 8, dtype=np.float16)
+    vectors[2] = 0
+    bank = save_features(tmp_path / "bank", vectors)
+    with pytest.raises(CorruptBank, match="the vector of row 2 is not finite or all zero"):
+        find_neighbours(bank, np.array([0, 2]), vectors[[0, 2]].astype(np.float32), 2)
 
 
 def test_small_groups_are_one() -> None:

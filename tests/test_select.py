@@ -162,6 +162,8 @@ def test_a_selection_of_nothing_or_into_its_own_folder_is_refused(bank: Path, tm
             SelectConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="is the folder to be written, too"):
         select_rows(SelectConfig(limit=1), bank, bank)
+    with pytest.raises(InputError, match="is for a bank of tokens"):
+        select_rows(SelectConfig(limit=1), bank, tmp_path / "out", texts=bank)
     select_rows(SelectConfig(limit=3), bank, tmp_path / "out")
     before = tree_bytes(tmp_path / "out")
     select_rows(SelectConfig(limit=3), bank, tmp_path / "out")

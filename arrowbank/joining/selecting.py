@@ -74,6 +74,8 @@ def select_rows(
         )
     if source.folder.resolve() == target.resolve():
         raise InputError(f"{bank}: is the folder to be written, too. Give --out another one.")
+    if source.kind != "tokens" and texts is not None:
+        raise InputError(f"--texts {texts}: is for a bank of tokens, {bank} is one of {source.kind}. Leave it out.")
     if source.kind != "tokens":
         return _Selection(config, source, (source,)).write(target, {}, restart, progress)
     texts_bank = open_texts_behind(source, texts)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import Rows, number_column
 from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.nearest import nearest
+from arrowbank.errors import CorruptBank
 from arrowbank.bank.reader import Bank
 from arrowbank.report.frame import Frame, Plot
 from arrowbank.report.markup import Markup, tag
@@ -68,7 +69,16 @@ class Neighbours:
 
 
 def find_neighbours(bank: FeatureBank, rows: Rows, vectors: npt.NDArray[np.float32], count: int) -> Neighbours:
-    """The `count` nearest other texts of each of `rows`, whose vectors are given (fewer in a bank that has no more)."""
+    """The `count` nearest other texts of each of `rows`, whose vectors are given (fewer in a bank that has no more).
+
+    Raises CorruptBank for vectors that no encode has stored: not finite, or all zero.
+    """
+    good = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    if not good.all():
+        bad = int(rows[np.flatnonzero(~good)[0]])
+        raise CorruptBank(
+            f"{bank.folder}: the vector of row {bad} is not finite or all zero. `arrowbank verify` names the shard; restore it."
+        )
     wanted = min(count, len(bank) - 1)
     near, cosines = nearest(bank, vectors, wanted + 1)
     kept = near != rows[:, None]
