@@ -16,8 +16,8 @@ import pyarrow as pa
 from arrowbank.bank.columns import Rows, number_column
 from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.nearest import nearest
-from arrowbank.errors import CorruptBank
 from arrowbank.bank.reader import Bank
+from arrowbank.errors import CorruptBank
 from arrowbank.report.frame import Frame, Plot
 from arrowbank.report.markup import Markup, tag
 from arrowbank.report.plots import Series, bars_of, histogram, lines
