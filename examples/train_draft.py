@@ -4,7 +4,7 @@
     python examples/train_draft.py --bank targets --model Qwen/Qwen3-8B
 
 Without arguments it makes everything first: a small target that learns the docstrings of the installed Python library (as
-recipes/heal_tiny.py makes it), and the bank of its hidden states: in all 150 seconds of processor time.
+recipes/heal_tiny.py makes it), and the bank of its hidden states: in all 90 seconds on two cores.
 
 The head is like EAGLE's: of a token it is given the target's tapped layers, and the embedding of the token after it; what it puts out
 takes the place of the target's last hidden state one token on, and goes through the target's own head. Further tokens of a chain

@@ -4,7 +4,7 @@
     python examples/train_router.py --bank router/features --train train.jsonl --eval eval.jsonl --model Qwen/Qwen3-4B
 
 Without arguments it makes the bank first, of the docstrings of the installed Python library with the model of the `demo` extra: in
-all 100 seconds of processor time. The task: a function's summary line → the paragraphs of its docstring, among all candidates of
+all 45 seconds on two cores. The task: a function's summary line → the paragraphs of its docstring, among all candidates of
 the eval split.
 
 The model's vectors are frozen and lie in the bank, so training is matrix products over rows of a mapped file. What is said at the

@@ -43,7 +43,7 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterator[Path]:
     """A folder in which everything that the page's commands name is there, and wrong in the way that the page says."""
     folder = tmp_path_factory.mktemp("errors")
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +77,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Ite
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_error_of_the_page_is_what_the_program_says(name: str, workplace: Path) -> None:
+def test_an_error_of_the_page_is_what_the_program_says(name: str, place: Path) -> None:
     page = (docpages.DOCS / "errors.md").read_text(encoding="utf-8")
     section = re.findall(rf"^## `{name}`\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
     assert len(section) == 1, f"errors.md has no section on {name}"
