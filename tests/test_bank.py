@@ -165,6 +165,17 @@ def test_restart_throws_the_old_work_away(tmp_path: Path, committed: bool) -> No
     assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "fresh")
 
 
+@pytest.mark.parametrize("data", [b"{", b'{"format": "arrowbank/1", "kind": "things"}'])
+def test_restart_begins_anew_where_the_manifest_is_damaged(tmp_path: Path, data: bytes) -> None:
+    write(tmp_path / "bank", shards=3)
+    write(tmp_path / "wanted", shards=1)
+    (tmp_path / "bank" / "manifest.json").write_bytes(data)
+    with pytest.raises(CorruptBank, match=r"manifest\.json"):
+        write(tmp_path / "bank", shards=1)
+    write(tmp_path / "bank", shards=1, restart=True)
+    assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "wanted")
+
+
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match=r"thesis.tex.*new or empty folder"):

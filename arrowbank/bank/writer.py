@@ -54,7 +54,7 @@ from arrowbank.bank.manifest import (
     read_manifest,
     shard_name,
 )
-from arrowbank.errors import IncompleteBank, InputError, PlanMismatch
+from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class BankWriter:
     def _open(self) -> None:
         if self._worker is None:
             self._journal.sweep()
-        found = read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
+        found = self._manifest_there()
         if found is not None and (self._restart or self._is_another_plan_without_work(found)):
             self._clear(found)
             found = None
@@ -169,6 +169,17 @@ class BankWriter:
             self.receipts = self._journal.read(deep=self._worker is None, redo=self._redo)
         if not self.committed:
             self.save_progress()
+
+    def _manifest_there(self) -> Manifest | None:
+        """The manifest that the folder has. Under `restart` one that cannot be read is an empty one: it goes with the rest."""
+        if not (self.folder / MANIFEST).exists():
+            return None
+        try:
+            return read_manifest(self.folder)
+        except CorruptBank:
+            if not self._restart:
+                raise
+            return {}
 
     def _is_another_plan_without_work(self, found: Manifest) -> bool:
         """Whether an earlier run of another plan ended before it had finished anything: there is nothing to lose."""
