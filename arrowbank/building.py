@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST, Manifest
 from arrowbank.corpus.scan import ScanConfig, scan
 from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
@@ -37,7 +38,7 @@ def build(
     """
     options = options or RunOptions()
     config = _grown(config, config.onto, Path(out)) if config.onto is not None else config
-    texts, tokens, features = (Path(out) / name for name in ("texts", "tokens", "features"))
+    texts, tokens, features = (Path(out) / name for name in PARTS)
     scan(config.scan, texts, restart=options.restart, progress=progress)
     tokenize(config.tokenize, texts, tokens, num_proc=num_proc, restart=options.restart, progress=progress)
     return encode(config.encode, tokens, features, options=options, progress=progress)

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.columns import Rows
+from arrowbank.bank.columns import Rows, list_column
 from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.nearest import Cosines, nearest
 from arrowbank.corpus.tokenize import TokenizeConfig, token_rows
 from arrowbank.encoding import Encoder
-from arrowbank.encoding.config import load_custom_encoder, stream
+from arrowbank.encoding.config import load_custom_encoder
+from arrowbank.encoding.vectors import encoded
 from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
 from arrowbank.models.describe import NF4
-from arrowbank.plan import BatchRules, batches, gather
+from arrowbank.plan import BatchRules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -122,13 +123,10 @@ class Searcher:
         if not all(plain):
             raise InputError("a query is empty. Give at least a word.")
         ids = token_rows(self._tokenizer, self._tokens, plain)
-        lengths = np.array([len(row) for row in ids], np.int32)
-        offsets = np.cumsum([0, *lengths]).astype(np.int32)
-        values = np.array([token for row in ids for token in row], np.int32)
-        plan = list(batches(lengths, self._rules))
+        offsets = np.cumsum([0, *map(len, ids)]).astype(np.int32)
+        column = list_column(np.array([token for row in ids for token in row], np.int32), offsets)
         vectors = np.empty((len(ids), self.bank.hidden_size), np.float32)
-        pooled = stream(self._encoder, (gather(values, offsets, batch) for batch in plan))
-        for batch, some in zip(plan, pooled, strict=True):
+        for batch, some in encoded(self._encoder, column, self._rules):
             vectors[batch.rows] = some
         return vectors
 

@@ -30,18 +30,18 @@ EXPECT_ALIASES = {"model": "model_path", "max_tokens": "max_key_tokens", "dim": 
 
 
 class Bank:
-    """A committed bank, read-only. `len(bank)` is its rows."""
+    """A committed bank, read-only. `len(bank)` is its rows; `entries` is what the manifest says of each file, by name."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self.kind: str = manifest["kind"]
         self.plan_digest: str = manifest["plan_digest"]
-        entries = {entry["name"]: entry for entry in manifest["files"]}
-        self.shard_names = _shards_in(folder, entries)
-        self.shard_rows = [int(entries[name]["rows"]) for name in self.shard_names]
+        self.entries: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in manifest["files"]}
+        self.shard_names = _shards_in(folder, self.entries)
+        self.shard_rows = [int(self.entries[name]["rows"]) for name in self.shard_names]
         self.starts: npt.NDArray[np.int64] = np.cumsum([0, *self.shard_rows])
-        self._check_files(entries)
+        self._check_files()
         self._batches = [self._map(index) for index in range(len(self.shard_names))]
 
     def __len__(self) -> int:
@@ -50,8 +50,8 @@ class Bank:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}: {len(self)} rows, {self.kind}>"
 
-    def _check_files(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        for name, entry in entries.items():
+    def _check_files(self) -> None:
+        for name, entry in self.entries.items():
             path = self.folder / name
             size = path.stat().st_size if path.exists() else None
             if size != entry["bytes"]:
@@ -92,14 +92,13 @@ class Bank:
     def check_hashes(self, beside: Sequence[str] = ()) -> None:
         """Read every shard whole, and the files `beside` them; CorruptBank when bytes are not those that were committed."""
         names = [*self.shard_names, *beside]
-        entries = {entry["name"]: entry for entry in self.manifest["files"]}
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda name: sha256_of(self.folder / name), names))
         for name, sha256 in zip(names, found, strict=True):
-            if sha256 != entries[name]["sha256"]:
+            if sha256 != self.entries[name]["sha256"]:
                 raise CorruptBank(
                     f"{self.folder / name}: its bytes are not those that were committed (sha256 {sha256[:12]}…, the "
-                    f"manifest says {entries[name]['sha256'][:12]}…). Restore the file from a copy or build this bank again."
+                    f"manifest says {self.entries[name]['sha256'][:12]}…). Restore the file from a copy or build this bank again."
                 )
 
     @property

@@ -226,12 +226,11 @@ class _Rows:
 def _take_over(old: Bank, bank: BankWriter, keys: KeyTable) -> None:
     """Make the shards of `old` the first ones of `bank`, and enter their keys."""
     old.check_hashes()
-    hashes = {entry["name"]: entry["sha256"] for entry in old.manifest["files"]}
     for index, (name, batch) in enumerate(zip(old.shard_names, old.shards(), strict=True)):
         path = old.folder / name
         if not keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32)).all():
             raise CorruptBank(f"{path}: has a key that an earlier row has. Scan the old bank again.")
-        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=hashes[name])
+        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=old.entries[name]["sha256"])
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,7 @@ def adopt(old: FeatureBank, bank: BankWriter, chosen: Sequence[Shard]) -> int:
     todo = [shard for shard in chosen if shard.index < len(old.shard_names) and shard.index not in done]
     if todo:
         old.check_hashes()
-    hashes = {entry["name"]: entry["sha256"] for entry in old.manifest["files"]}
     for shard in todo:
         name = old.shard_names[shard.index]
-        bank.adopt_shard(shard.index, old.folder / name, rows=shard.rows, sha256=hashes[name])
+        bank.adopt_shard(shard.index, old.folder / name, rows=shard.rows, sha256=old.entries[name]["sha256"])
     return sum(shard.rows for shard in todo)

@@ -62,5 +62,4 @@ def _write(bank: BankWriter, index: int, piece: Piece) -> None:
         bank.write_shard(index, piece.batch())
         return
     name = piece.bank.shard_names[piece.shard]
-    (entry,) = (entry for entry in piece.bank.manifest["files"] if entry["name"] == name)
-    bank.adopt_shard(index, piece.bank.folder / name, rows=piece.count, sha256=entry["sha256"])
+    bank.adopt_shard(index, piece.bank.folder / name, rows=piece.count, sha256=piece.bank.entries[name]["sha256"])

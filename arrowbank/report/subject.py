@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arrowbank.bank.features import FeatureBank
+from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank, local_folder
@@ -14,7 +15,6 @@ from arrowbank.errors import ArrowbankError, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Progress
 
 IN2 = "in2"
-BUILT = ("texts", "tokens", "features")
 HEAL_REPORT, HEAL_PLAN = "report.json", "plan.json"
 
 
@@ -57,7 +57,7 @@ def open_subject(folders: Sequence[str | Path], progress: Progress = SILENT) -> 
     if (healing := _healing(path)) is not None:
         return Subject(healing, {})
     if not (path / MANIFEST).exists():
-        parts = [path / part for part in reversed(BUILT) if (path / part / MANIFEST).exists()]
+        parts = [path / part for part in reversed(PARTS) if (path / part / MANIFEST).exists()]
         if parts:
             return Subject(path, {part.name: open_bank(part) for part in parts})
     bank = open_bank(path)
@@ -97,7 +97,7 @@ def _healing(path: Path) -> Path | None:
 def _found_beside(bank: Bank) -> dict[str, Bank]:
     """The texts and tokens that `bank` was made from, where `build` lays them and only if they are the very ones."""
     found: dict[str, Bank] = {}
-    for kind in BUILT[: BUILT.index(bank.kind)] if bank.kind in BUILT else ():
+    for kind in PARTS[: PARTS.index(bank.kind)] if bank.kind in PARTS else ():
         try:
             other = open_bank(bank.folder.absolute().parent / kind)
         except ArrowbankError:  # not there, unfinished or damaged: the page does without it

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.files import human_bytes
+from arrowbank.bank.info import PARTS
 from arrowbank.bank.reader import Bank
 from arrowbank.report.atlas import make_atlas, map_section
 from arrowbank.report.frame import Plot
@@ -37,7 +38,7 @@ COUNTED = {
 
 def tell_texts(subject: Subject, *, points: int, neighbours: int) -> Story:
     """The story of a folder that `build` made, or of one of its banks."""
-    texts, tokens, features = (subject.bank(kind) for kind in ("texts", "tokens", "features"))
+    texts, tokens, features = (subject.bank(kind) for kind in PARTS)
     main = subject.main
     sections: list[Section] = []
     tiles = [(f"{len(main):,}", "texts")]

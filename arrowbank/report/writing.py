@@ -12,6 +12,7 @@ import pyarrow as pa
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check
 from arrowbank.bank.files import explained, human_bytes, publish_bytes, refuse_address
+from arrowbank.bank.info import PARTS
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
@@ -139,7 +140,7 @@ def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
         return tell_targets(main)
     if isinstance(main, TrunkBank):
         return tell_trunk(main)
-    if kind in ("texts", "tokens", "features"):
+    if kind in PARTS:
         if config.points and subject.bank("features") is not None:
             progress.message(f"{subject.folder}: looking for the nearest texts of {min(config.points, len(main)):,} of them")
         return tell_texts(subject, points=config.points, neighbours=config.neighbours)
