@@ -1,4 +1,4 @@
-"""The picture of the layers, and the limits on files and functions, as tests.
+"""The picture of the layers, and what the package's code never does, as tests.
 
 cli → stages and what looks at banks (siblings) → mtp → engine, models → plan, bank → errors, progress
 """
@@ -16,8 +16,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "arrowbank"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_FILE_LINES = 450
-MAX_FUNCTION_LINES = 60
 
 # each unit of the package may import those of lower layers, never its siblings; what is not listed here is a stage
 LAYERS: dict[str, float] = {
@@ -90,15 +88,11 @@ def test_imports_go_down(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_are_small_and_plain(path: Path) -> None:
+def test_modules_are_plain(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
-    assert text.count("\n") <= MAX_FILE_LINES
     assert not text.strip() or ast.get_docstring(tree), f"{path}: a module starts with what it is"
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # a verb's options are its signature: not counted
-            assert lines <= MAX_FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {lines} lines"
         assert not isinstance(node, ast.Assert), f"{path}:{getattr(node, 'lineno', 0)}: assert is not for the package"
         if isinstance(node, ast.ExceptHandler):
             assert_narrow(path, node)
