@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?= -n 2
 
-.PHONY: demo demo-heal test lint format docs check bench clean
+.PHONY: demo demo-heal test test-fast coverage lint format docs check bench clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python recipes/demo_bank.py
@@ -16,6 +16,15 @@ demo-heal: $(VENV)/heal.stamp
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(TESTS)
+
+test-fast: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(TESTS) -m "not slow"
+
+coverage: $(VENV)/dev.stamp
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage html --quiet --directory coverage
+	$(BIN)/python -m coverage report --skip-covered --sort cover | tail -40
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check
@@ -36,7 +45,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site coverage *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch first and pinned: an open range takes a build for GPUs of several gigabytes even where it is of no use.
 $(VENV)/torch.stamp: constraints.txt
