@@ -6,8 +6,11 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import datasets
@@ -19,6 +22,7 @@ from arrowbank import open_bank
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import binary_column, fixed_list_column, list_column
 from arrowbank.bank.manifest import dataset_info
+from arrowbank.bank.processes import ABANDONED_S, temporary_beside
 from arrowbank.errors import (
     ArrowbankError,
     BankLocked,
@@ -328,12 +332,31 @@ def test_an_unwritable_folder_is_explained(tmp_path: Path) -> None:
             write(tmp_path / "closed" / "bank")
 
 
-def test_leftovers_of_a_killed_writer_are_swept(tmp_path: Path) -> None:
+def leave_a_temporary(path: Path) -> None:
+    """A target for a child process: what a writer that is killed while it writes the file `path` leaves there."""
+    temporary_beside(path).write_text("half a shard")
+
+
+def test_leftovers_of_ended_processes_of_this_host_are_swept_and_no_others(tmp_path: Path) -> None:
     write(tmp_path / "bank", commit=False)
-    (tmp_path / "bank" / ".data-00000.arrow.1-ab.tmp").write_text("half a shard")
+    shard = tmp_path / "bank" / "data-00000.arrow"
+    kill_at(0, leave_a_temporary, shard)
+    (left,) = shard.parent.glob(".*.tmp")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    running = temporary_beside(shard)
+    elsewhere = left.with_name(re.sub("-[0-9a-f]{8}-", "-01234567-", left.name, count=1))
+    old = elsewhere.with_name(elsewhere.name.replace("-01234567-", "-89abcdef-"))
+    reused = running.with_name(re.sub(r"-\d+(-[0-9a-f]{8}\.tmp)", r"-1\1", running.name))  # the id of a process, started later
+    earlier = [shard.with_name(f".{shard.name}.{pid}-01234567.tmp") for pid in (ended.pid, os.getpid())]
+    foreign = shard.with_name(".notes.tmp")
+    for path in (running, elsewhere, old, reused, *earlier, foreign):
+        path.write_text("half a shard")
+    day_ago = time.time() - ABANDONED_S - 60
+    for path in (old, running, foreign):
+        os.utime(path, (day_ago, day_ago))
     write(tmp_path / "bank")
-    write(tmp_path / "whole")
-    assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "whole")
+    assert set(shard.parent.glob(".*.tmp")) == {running, elsewhere, earlier[1], foreign}
 
 
 def test_a_shard_is_adopted_with_its_bytes(tmp_path: Path) -> None:

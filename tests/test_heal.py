@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft, open_trunk
-from arrowbank.bank.files import FolderLock
+from arrowbank.bank.locks import FolderLock
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
 from arrowbank.heal.config import HealConfig as Config

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from arrowbank import BuildConfig, EncodeConfig, ModelConfig, RunOptions, ScanConfig, TokenizeConfig, build, encode, errors
-from arrowbank.bank.files import FolderLock
+from arrowbank.bank.locks import FolderLock
 from arrowbank.cli import main
 from tests import docpages, dumps
 

@@ -1,28 +1,25 @@
-"""Files that are either whole or not there: atomic publication, hashes, room on the disk, one writer a folder.
+"""Files that are either whole or not there: atomic publication, hashes, room on the disk.
 
 A file is written beside its place under a hidden temporary name, flushed, synced, renamed, and the folder is synced. A crash at
-any moment leaves the old file or the new one, and at most a `.*.tmp` that the next writer sweeps away.
+any moment leaves the old file or the new one, and at most a `.*.tmp` that the next writer on this host sweeps away.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
-import socket
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from arrowbank.errors import ArrowbankError, BankLocked, DiskFull, InputError
+from arrowbank.bank.processes import is_left_behind, temporary_beside
+from arrowbank.errors import ArrowbankError, DiskFull, InputError
 
 READ_BYTES = 1 << 22
 WORTH_A_THREAD = 1 << 18
@@ -103,7 +100,7 @@ class HashedFile:
 @contextmanager
 def publishing(path: Path, *, hashed: bool = True) -> Iterator[HashedFile]:
     """Write the file `path` through the yielded handle; when the block ends well it appears, whole and synced."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_beside(path)
     with explained(path):
         try:
             with ThreadPoolExecutor(2, thread_name_prefix="file") as helpers, temporary.open("xb", buffering=0) as raw:
@@ -142,11 +139,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sweep_temporaries(folder: Path) -> None:
-    """Remove what killed writers left behind in `folder`."""
-    for leftover in folder.glob(".*.tmp"):
+def sweep_temporaries(folder: Path, of: str = "*") -> None:
+    """Remove the temporaries in `folder` that ended processes left behind; `of` is a pattern for the names they were to get."""
+    for leftover in folder.glob(f".{of}.tmp"):
         with suppress(FileNotFoundError):
-            leftover.unlink()
+            if not is_left_behind(leftover):
+                continue
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink()
 
 
 def sha256_of(path: Path) -> str:
@@ -218,79 +220,3 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _let_go_in_a_fork() -> None:
-    """A forked child has the open files too, and would hold the locks of a parent that was killed."""
-    for lock in list(_held):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_let_go_in_a_fork)
-
-
-class FolderLock:
-    """The right to write a bank, held by an open file: the system gives it back when its process ends, however it ends.
-
-    An exclusive writer holds `lock` alone. Workers of a job array share `lock`, and each holds its own `lock-i` alone.
-    """
-
-    def __init__(self, folder: Path, worker: int | None = None) -> None:
-        self._handles: list[int] = []
-        _held.add(self)
-        if worker is None:
-            self._take(folder / "lock", fcntl.LOCK_EX)
-        else:
-            self._take(folder / "lock", fcntl.LOCK_SH)
-            self._take(folder / f"lock-{worker}", fcntl.LOCK_EX)
-
-    def _take(self, path: Path, how: int) -> None:
-        while True:
-            with explained(path):
-                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(handle, 500, 0).decode("utf-8", "replace").strip() or "unknown"
-                os.close(handle)
-                self.release()
-                raise BankLocked(
-                    f"{path.parent.parent}: another process is writing this bank (holder: {holder}). "
-                    "Wait until it has ended, or give another folder."
-                ) from None
-            if _is_still(handle, path):  # else its last holder removed it between our open and our lock
-                break
-            os.close(handle)
-        if how == fcntl.LOCK_EX:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        self._handles.append(handle)
-
-    def release(self) -> None:
-        """Give the right back."""
-        while self._handles:
-            os.close(self._handles.pop())
-
-
-@contextmanager
-def waiting_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` alone, after waiting for whoever holds it."""
-    with explained(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _is_still(handle: int, path: Path) -> bool:
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(handle)
-    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arrowbank.bank.files import explained, publish_json, sha256_of, sweep_temporaries
+from arrowbank.bank.locks import OWNER
 from arrowbank.bank.manifest import JOURNAL, LOG, Receipt, read_json
 from arrowbank.errors import CorruptBank
 
@@ -87,6 +88,8 @@ class Journal:
         """Remove the journal of a bank that is committed."""
         shutil.rmtree(self.work_dir, ignore_errors=True)
         for path in self.folder.glob("*"):
+            if path.name.endswith(OWNER):  # its holder takes it away, and with the last one the folder
+                continue
             with suppress(FileNotFoundError):
                 path.unlink()
         with suppress(OSError):  # another worker of a job array still has its lock there

@@ -22,7 +22,6 @@ import pyarrow as pa
 from arrowbank.bank.cards import card
 from arrowbank.bank.files import (
     READ_BYTES,
-    FolderLock,
     HashedFile,
     explained,
     json_bytes,
@@ -32,9 +31,9 @@ from arrowbank.bank.files import (
     refuse_address,
     sweep_temporaries,
     sync_folder,
-    waiting_lock,
 )
 from arrowbank.bank.journal import Journal, append_log
+from arrowbank.bank.locks import FolderLock, waiting_lock
 from arrowbank.bank.manifest import (
     CARD,
     FORMAT,
@@ -54,6 +53,7 @@ from arrowbank.bank.manifest import (
     read_manifest,
     shard_name,
 )
+from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
 
 
@@ -259,8 +259,7 @@ class BankWriter:
         """Take the shard file `source` of another bank, of bytes of this `sha256`, as shard `index`: by a hard link, or as a copy
         where the disks do not allow it."""
         path = self.folder / shard_name(index)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)
+        temporary = temporary_beside(path)
         try:
             os.link(source.resolve(), temporary)  # else a symbolic link, as in a hub's cache, would be linked as such
         except OSError:

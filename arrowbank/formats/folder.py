@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from arrowbank.bank.files import FolderLock, HashedFile, explained, publish_bytes, refuse_address
+from arrowbank.bank.files import HashedFile, explained, publish_bytes, refuse_address
 from arrowbank.bank.journal import Journal
+from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json
 from arrowbank.bank.writer import ShardWriter
 from arrowbank.errors import InputError, PlanMismatch

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from arrowbank.bank.files import FolderLock, explained, publish_bytes, publish_json, sweep_temporaries
+from arrowbank.bank.files import explained, publish_bytes, publish_json, sweep_temporaries
+from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
 from arrowbank.bank.trunk import TrunkBank, open_trunk

@@ -10,9 +10,6 @@ from __future__ import annotations
 import errno
 import glob
 import json
-import os
-import re
-import secrets
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from arrowbank.bank.files import explained, json_bytes, publish_bytes, publishing, require_space, sync_folder
+from arrowbank.bank.files import (
+    explained,
+    json_bytes,
+    publish_bytes,
+    publishing,
+    require_space,
+    sweep_temporaries,
+    sync_folder,
+)
+from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, SafetensorsFile
 from arrowbank.models.source import INDEX, SINGLE, read_json
@@ -92,10 +98,10 @@ def save_draft(
         "init": draft.origin.init,
     }
     record = json.dumps(dict(provenance) | {"draft": kept}, sort_keys=True, ensure_ascii=False)
-    hidden = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    hidden = temporary_beside(target)
     with explained(target):
         require_space(target.parent, _needed(checkpoint, changes), "the copy of the checkpoint")
-        _sweep(target)
+        sweep_temporaries(target.parent, glob.escape(target.name) + ".*")
         hidden.mkdir(parents=True)
         try:
             digests = _write(checkpoint, hidden, changes, record)
@@ -129,27 +135,9 @@ def remove_of_plan(target: Path, plans: Collection[str | None]) -> None:
     """Remove the checkpoint `target` if it is of one of `plans`, at once: killed on the way, it is there whole or not at all."""
     if not is_of_plan(target, plans):
         return
-    hidden = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    hidden = temporary_beside(target)
     target.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed writers of `target` on this machine left behind."""
-    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        process = re.fullmatch(r"(\d+)-[0-9a-f]{8}", leftover.name[len(target.name) + 2 : -4])
-        if process and leftover.is_dir() and not _lives(int(process[1])):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # sends nothing
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _changes(

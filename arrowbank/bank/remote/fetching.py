@@ -17,7 +17,6 @@ from threading import Lock
 from typing import Any
 
 from arrowbank.bank.files import (
-    FolderLock,
     explained,
     publish_bytes,
     publish_json,
@@ -27,6 +26,7 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
+from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import CARD, FORMAT, JOURNAL, MANIFEST, SHARD_NAME, STATE, Manifest, dataset_state, shard_name
 from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
