@@ -18,7 +18,9 @@ import numpy.typing as npt
 from arrowbank.bank.columns import Rows
 from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.nearest import nearest
+from arrowbank.bank.places import Named
 from arrowbank.corpus.scan import ScanConfig, read_keys
+from arrowbank.corpus.sources import find_sources
 from arrowbank.errors import ContractError, InputError
 from arrowbank.leakage import Audit, AuditExample, AuditRow
 from arrowbank.progress import SILENT, Progress
@@ -63,6 +65,16 @@ class AuditConfig:
     def splits(self) -> list[str]:
         """The names of the splits among the sources, in order."""
         return list(dict.fromkeys(name for name, _ in self.scan.sources)) if self.scan else []
+
+
+def inputs_of(config: AuditConfig, bank: str | Path, other: str | Path | None) -> list[Named]:
+    """What an audit reads, source files one by one."""
+    files = (
+        [(source.name, file.path) for source in find_sources(config.scan.sources) for file in source.files]
+        if config.scan
+        else []
+    )
+    return [("BANK", bank), ("OTHER", other), *((f"--source {name}=", path) for name, path in files)]
 
 
 def audit(config: AuditConfig, bank: str | Path, other: str | Path | None = None, *, progress: Progress = SILENT) -> Audit:

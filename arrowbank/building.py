@@ -7,10 +7,14 @@ from pathlib import Path
 
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST, Manifest
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.corpus.scan import ScanConfig, scan
+from arrowbank.corpus.scan import inputs_of as scanned
 from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
 from arrowbank.encoding import EncodeConfig, RunOptions, encode
+from arrowbank.encoding.stage import inputs_of as encoded
 from arrowbank.errors import InputError
+from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress
 
 
@@ -37,14 +41,26 @@ def build(
     Raises what the three stages raise.
     """
     options = options or RunOptions()
-    config = _grown(config, config.onto, Path(out)) if config.onto is not None else config
     texts, tokens, features = (Path(out) / name for name in PARTS)
+    require_separate([("--out", texts), ("--out", tokens), ("--out", features)], inputs_of(config))
+    config = _grown(config, config.onto) if config.onto is not None else config
     scan(config.scan, texts, restart=options.restart, progress=progress)
     tokenize(config.tokenize, texts, tokens, num_proc=num_proc, restart=options.restart, progress=progress)
     return encode(config.encode, tokens, features, options=options, progress=progress)
 
 
-def _grown(config: BuildConfig, onto: str, out: Path) -> BuildConfig:
+def inputs_of(config: BuildConfig) -> list[Named]:
+    """What the three stages read, other than each other's banks."""
+    old = [None, *PARTS] if config.onto is not None else []
+    return [
+        *scanned(config.scan),
+        ("--tokenizer", local_model(config.tokenize.tokenizer)),
+        *encoded(config.encode),
+        *(("--onto", Path(str(config.onto)) / (part or "")) for part in old),
+    ]
+
+
+def _grown(config: BuildConfig, onto: str) -> BuildConfig:
     """The stages of a bank that grows. Its tokens are made again: that takes a hundredth of the time of encoding, and gives the
     same bytes."""
     old = Path(onto)
@@ -54,10 +70,6 @@ def _grown(config: BuildConfig, onto: str, out: Path) -> BuildConfig:
                 f"--onto {onto}: not a folder that `arrowbank build` made (no {part}/{MANIFEST}). Give the folder that holds texts, "
                 "tokens and features."
             )
-    if old.resolve() == out.resolve():
-        raise InputError(
-            f"--onto {onto}: is the folder to be written, too. Give --out another one: the old bank stays as it is."
-        )
     return replace(
         config,
         scan=replace(config.scan, onto=str(old / "texts")),

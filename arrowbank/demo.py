@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import explained, refuse_address
+from arrowbank.bank.files import explained, publish_bytes, refuse_address
+from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import require_separate
 from arrowbank.building import BuildConfig, build
 from arrowbank.corpus.scan import ScanConfig
 from arrowbank.corpus.tokenize import TokenizeConfig
@@ -52,7 +54,10 @@ class Described:
 
 
 def write_episodes(folder: Path, episodes: int = EPISODES) -> dict[str, Path]:
-    """Write train.jsonl and eval.jsonl into `folder`; their paths by split. The same files for the same Python."""
+    """Write train.jsonl and eval.jsonl into `folder`; their paths by split. The same files for the same Python.
+
+    InputError where other files of these names are there.
+    """
     modules = library()
     places = [(module, at) for module in modules for at, one in enumerate(module) if one.is_function]
     # a sample that does not favour the beginning of the alphabet, and is the same everywhere
@@ -62,8 +67,17 @@ def write_episodes(folder: Path, episodes: int = EPISODES) -> dict[str, Path]:
     lines: dict[str, list[str]] = {split: [] for split in paths}
     for number, (module, at) in enumerate(places[:episodes]):
         lines["train" if number % EVAL_EVERY else "eval"].append(json.dumps(episode(module, at), ensure_ascii=False))
-    for split, path in paths.items():
-        path.write_text("".join(f"{line}\n" for line in lines[split]), encoding="utf-8")
+    written = {path: "".join(f"{line}\n" for line in lines[split]).encode() for split, path in paths.items()}
+    for path, data in written.items():
+        found = path.stat().st_size if path.exists() else 0
+        if found and path.read_bytes() != data:
+            raise InputError(
+                f"{path}: holds other episodes than the demo would write (found {found:,} bytes, expected {len(data):,}). Give "
+                "another folder, or the --episodes that this one was made with."
+            )
+    for path, data in written.items():
+        if not path.exists() or path.read_bytes() != data:
+            publish_bytes(path, data)
     return paths
 
 
@@ -141,9 +155,10 @@ def run(out: Path, *, episodes: int = EPISODES, progress: Progress = SILENT, say
     if episodes < 1:
         raise InputError(f"episodes is {episodes}, it must be at least 1.")
     refuse_address(out)
-    model = minilm()
+    model, folder = minilm(), out / "episodes"
+    require_separate([("DIR", folder), *(("DIR", out / part) for part in PARTS)], [("the demo's model,", model)])
     with explained(out):
-        sources = write_episodes(out / "episodes", episodes)
+        sources = write_episodes(folder, episodes)
     config = demo_bank(sources, model)
     manifest = build(config, out, progress=progress)
     say(f"\n{manifest['rows']:,} texts of {manifest['hidden_size']} numbers each, in {time.monotonic() - begin:.0f} s.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_target_bank
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables, tokenshards
@@ -59,6 +60,7 @@ def export(
     Raises InputError for what the format cannot hold or would mislabel, PlanMismatch where `out` holds another export, DiskFull,
     BankLocked, CorruptBank.
     """
+    require_separate([("--out", out)], [("BANK", bank)])
     if config.format in tokenshards.LAYOUTS:
         return tokenshards.export_tokens(
             bank, out, format=config.format, stride=config.stride, restart=restart, progress=progress

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
 from arrowbank.bank.files import explained, publish_json, refuse_address
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.errors import InputError
 
 
@@ -58,10 +60,12 @@ class Audit:
         return self.max_shared is None or self.exact + self.near <= self.max_shared
 
 
-def audit_file(path: str | Path) -> Path:
-    """The file that an audit is to be written to, its folder made. InputError where none can be, before anything takes long."""
+def audit_file(path: str | Path, inputs: Iterable[Named] = ()) -> Path:
+    """The file that an audit of `inputs` is to be written to, its folder made. InputError where none can be, or where it is an input
+    or a file of a bank, before anything takes long."""
     file = Path(path)
     refuse_address(file)
+    require_separate([], inputs, files=[("--out", file)])
     if file.is_dir():
         raise InputError(f"{file}: a folder, expected a file. Give one such as audit.json.")
     with explained(file):

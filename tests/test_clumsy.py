@@ -217,7 +217,7 @@ def test_a_selection_never_throws_away_the_texts_that_it_is_of(tmp_path: Path, c
     banks.make_tokens(tmp_path / "tokens", tmp_path / "few-texts")
     argv = ["select", str(tmp_path / "tokens"), "--limit", "3", "--out", str(tmp_path / "few"), "--restart"]
     assert main(argv) == 2
-    assert "is the folder to be written, too" in capsys.readouterr().err
+    assert "input and output are the same" in capsys.readouterr().err
     assert len(open_bank(tmp_path / "few-texts")) == 40
 
 

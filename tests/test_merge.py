@@ -184,7 +184,7 @@ def test_what_cannot_be_merged_is_refused_with_what_to_do_instead(tmp_path: Path
         merge_banks([tmp_path / "a" / "tokens", tmp_path / "a" / "tokens"], tmp_path / "out")
     with pytest.raises(InputError, match=r"a bank of texts, .* is one of features"):
         merge_banks([a, tmp_path / "a" / "texts"], tmp_path / "out")
-    with pytest.raises(InputError, match="is the folder to be written, too"):
+    with pytest.raises(InputError, match="input and output are the same"):
         merge_banks([a, save_features(tmp_path / "b", ["three"])], a)
     assert not (tmp_path / "out").exists()
 

@@ -99,13 +99,11 @@ def audit(
 
     Example: arrowbank audit router/features --source train=train.jsonl --source eval=eval.jsonl --max-shared 0
     """
-    from arrowbank.auditing import AuditConfig
+    from arrowbank.auditing import AuditConfig, inputs_of
     from arrowbank.auditing import audit as run
     from arrowbank.corpus.scan import ScanConfig
     from arrowbank.leakage import audit_file, write_audit
 
-    if out is not None:
-        audit_file(out)
     sources = o.pairs("--source", source)
     if field and not sources:
         raise InputError("--field says where texts are in a --source. Two banks have theirs: leave it out.")
@@ -114,6 +112,8 @@ def audit(
         fields = o.pairs("--field", field) or o.DEFAULT_FIELDS
         scan = ScanConfig(sources=sources, fields=fields, on_bad_line=on_bad_line)  # type: ignore[arg-type]  # checked there
     config = AuditConfig(scan=scan, threshold=threshold, max_shared=max_shared, against=against)
+    if out is not None:
+        audit_file(out, inputs_of(config, bank, other))
     found = run(config, bank, other, progress=progress_for(common.json))
     if out is not None:
         write_audit(found, out)

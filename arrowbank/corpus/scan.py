@@ -24,6 +24,7 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import fixed_bytes
 from arrowbank.bank.manifest import Manifest, joint_sha256, read_manifest
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.corpus.badlines import BadLine
 from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules, Span
 from arrowbank.corpus.fields import parse_path
@@ -109,7 +110,8 @@ def scan(
     Raises InputError (a source or line that is not usable), PlanMismatch, BankLocked, DiskFull, CorruptBank (`onto`), WorkerDied.
     """
     sources = find_sources(config.sources)
-    old = _old_bank(config.onto, Path(out))
+    require_separate([("--out", out)], inputs_of(config))
+    old = _old_bank(config.onto)
     files = [file for source in sources for file in source.files]
     with ExitStack() as stack:
         # before the hashing, which takes about as long as they take to start
@@ -136,13 +138,14 @@ def _worker_count(files: Sequence[SourceFile]) -> int:
     return 0 if size < SMALL_BYTES or processors == 1 else min(processors, MOST_WORKERS)
 
 
-def _old_bank(onto: str | None, out: Path) -> Bank | None:
+def inputs_of(config: ScanConfig) -> list[Named]:
+    """What a scan reads."""
+    return [*((f"--source {name}=", path) for name, path in config.sources), ("--onto", config.onto)]
+
+
+def _old_bank(onto: str | None) -> Bank | None:
     if onto is None:
         return None
-    if Path(onto).resolve() == out.resolve():
-        raise InputError(
-            f"--onto {onto}: is the folder to be written, too. Give --out another one: the old bank stays as it is."
-        )
     old = open_bank(onto)
     if old.kind != "texts":
         raise InputError(f"--onto {onto}: a bank of {old.kind}. Give a bank of texts, one that scan has made.")

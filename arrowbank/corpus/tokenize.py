@@ -28,6 +28,7 @@ from arrowbank import models
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.files import publish_json
 from arrowbank.bank.manifest import Manifest, read_json
+from arrowbank.bank.places import require_separate
 from arrowbank.corpus.children import bound_children
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.plan import SHARD_ROWS, Shard, shard_ranges
@@ -126,6 +127,7 @@ def tokenize(
     if num_proc is not None and num_proc < 1:
         raise InputError(f"num_proc is {num_proc}, it must be at least 1.")
     source = open_bank(texts)
+    require_separate([("--out", out)], [("TEXTS", source), ("--tokenizer", models.local_model(config.tokenizer))])
     if "text" not in source.columns:
         raise InputError(f"{texts}: a bank of kind {source.kind!r} without a text column. Give a texts bank (arrowbank scan).")
     tokenizer = models.load_tokenizer(config.tokenizer, trust_remote_code=config.trust_remote_code)

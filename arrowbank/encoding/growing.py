@@ -32,14 +32,8 @@ def open_old(folder: str | Path) -> FeatureBank:
     return old
 
 
-def check_fits(
-    old: FeatureBank, recipe: Mapping[str, Any], manifest: Mapping[str, Any], *, texts: Bank, tokens: Bank, out: Path
-) -> None:
+def check_fits(old: FeatureBank, recipe: Mapping[str, Any], manifest: Mapping[str, Any], *, texts: Bank, tokens: Bank) -> None:
     """Raise PlanMismatch, naming the fields, unless the plan of `recipe` and `manifest` begins with the rows of `old`."""
-    if old.folder.resolve() == out.resolve():
-        raise InputError(
-            f"--onto {old.folder}: is the folder to be written, too. Give --out another one: the old bank stays as it is."
-        )
     rows, ends = len(old), old.manifest["generations"]
     found = {name: old.manifest["recipe"][name] for name in (*RECIPE, "texts", "tokens")}
     found |= {name: old.manifest.get(name) for name in FIELDS} | {"generations": ends}

@@ -17,11 +17,13 @@ from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import LOG, Manifest, ranges
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
 from arrowbank.bank.opening import open_texts_behind
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
 from arrowbank.encoding.drift import DriftCheck, told_since
 from arrowbank.encoding.growing import adopt, check_fits, open_old
 from arrowbank.encoding.shards import EncodeJob, text_bytes
 from arrowbank.errors import InputError
+from arrowbank.models import local_model
 from arrowbank.plan import Shard, rows_a_shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
 
@@ -51,8 +53,9 @@ def encode(
     """
     options = options or RunOptions()
     plan = EncodePlan(config, open_tokens(tokens), texts)
+    require_separate([("--out", out)], [("TOKENS", plan.tokens), ("--texts", plan.texts_folder), *inputs_of(config)])
     if plan.old:
-        check_fits(plan.old, plan.recipe, plan.manifest, texts=plan.texts, tokens=plan.tokens, out=Path(out))
+        check_fits(plan.old, plan.recipe, plan.manifest, texts=plan.texts, tokens=plan.tokens)
     chosen = plan.chosen(options)
     with BankWriter(
         out,
@@ -72,6 +75,11 @@ def encode(
         require_space(bank.folder, plan.bytes_to_write(bank), f"the bank of {plan.rows:,} × {plan.hidden_size} vectors")
         _make_shards(plan, chosen, bank, options, progress)
         return _finish(plan, bank, options, progress)
+
+
+def inputs_of(config: EncodeConfig) -> list[Named]:
+    """What an encoding reads beside the tokens and their texts."""
+    return [("--model", local_model(config.model.model) if config.model else None), ("--onto", config.onto)]
 
 
 def open_tokens(folder: str | Path) -> Bank:

@@ -77,6 +77,12 @@ class Dump:
     def place(self) -> str:
         return str(self.folder)
 
+    @property
+    def outside(self) -> list[Path]:
+        """The folders outside the dump that samples are in."""
+        root = self.folder.resolve()
+        return sorted({folder for folder in {file.parent for file in self.files} if not folder.is_relative_to(root)})
+
     def read(self, row: int) -> TargetSample:
         """The sample; InputError when its file is no longer what it was."""
         try:

@@ -20,6 +20,7 @@ from arrowbank.bank.files import explained, publish_bytes, publish_json, sweep_t
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
+from arrowbank.bank.places import beside, require_separate
 from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError, PlanMismatch
 from arrowbank.heal.config import HealConfig
@@ -30,7 +31,7 @@ from arrowbank.heal.plot import plot_trace
 from arrowbank.heal.state import STATE
 from arrowbank.heal.training import FED, TRACE, Training
 from arrowbank.heal.windows import Windows
-from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
+from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loading import init_from_last_block, load_draft
 from arrowbank.mtp.saving import check_target, is_of_plan, remove_of_plan, save_draft
@@ -68,11 +69,20 @@ def heal_draft(
     Raises InputError (options, a bank with too few windows, no draft, conventions that contradict the draft), ContractError (a bank
     of another model), BadVector (training that does not stay finite), PlanMismatch, BankLocked, CorruptBank, DiskFull.
     """
-    out = Path(out)
+    out, work = Path(out), beside(out, ".heal")
+    inputs = [
+        ("--trunk", trunk_bank),
+        ("--model", local_model(config.model.model)),
+        ("--draft-from", local_model(config.draft_from)),
+    ]
+    copies = [(f"--also {codec}=", target) for codec, target in config.also]
+    require_separate([("--out", out), ("--out", work), *copies, ("--dump", dump)], inputs)
+    if restart:
+        for copy in _earlier_copies(work):
+            require_separate([("--restart deletes the copy", copy)], inputs)
     bank = _bank_of(config, trunk_bank)
     rows, held_out = _rows(config, bank)
     folder = resolve_model(config.model.model, code=config.model.trust_remote_code)
-    work = out.with_name(f"{out.name}.heal")
     targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
     recipe = _recipe(config, bank, folder)
     plan = plan_digest(KIND, recipe)
@@ -263,10 +273,15 @@ def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool)
     )
 
 
+def _earlier_copies(work: Path) -> list[Path]:
+    """Where the healing in `work` has written copies of the checkpoint, as its report says."""
+    report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
+    return [Path(one["folder"]) for one in report["files"]]
+
+
 def _throw_away(work: Path, targets: Sequence[Path], plans: Collection[str | None]) -> None:
     """Remove an earlier healing's state, and the copies that it has written: those whose own record says so."""
-    report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
-    for target in (*targets, *(Path(one["folder"]) for one in report["files"])):
+    for target in (*targets, *_earlier_copies(work)):
         remove_of_plan(target, plans)
     for name in (STATE, TRACE, FED, REPORT, PLAN):  # the plan last: what is left is never taken for another's
         (work / name).unlink(missing_ok=True)

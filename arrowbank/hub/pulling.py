@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.remote.addresses import parse_address
 from arrowbank.bank.remote.fetching import fetch_bank
 from arrowbank.bank.remote.opening import store_of
@@ -20,4 +21,6 @@ def pull(repo: str, folder: str | Path, *, revision: str | None = None, progress
     Raises InputError (no bank there, or `folder` holds something else), IncompleteBank (its push has not ended), CorruptBank (a file
     is not the one that the manifest vouches for), RemoteError, DiskFull, BankLocked, MissingDependency.
     """
-    return fetch_bank(store_of(parse_address(repo, revision)), Path(folder), progress=progress)
+    address = parse_address(repo, revision)
+    require_separate([("DIR", folder)], [("REPO", address.local)])
+    return fetch_bank(store_of(address), Path(folder), progress=progress)

@@ -18,6 +18,7 @@ from typing import Any
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.checks import Check
 from arrowbank.bank.manifest import CARD, JOURNAL, LOG, MANIFEST, STATE
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.remote.addresses import Address, parse_address
 from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, wrong_file
 from arrowbank.bank.remote.stores import Stored, side_by_side
@@ -59,6 +60,7 @@ def push(bank: str | Path, repo: str, config: PushConfig | None = None, *, progr
     config = config or PushConfig()
     address = parse_address(repo)
     opened = open_bank(bank)
+    require_separate([("REPO", address.local)], [("BANK", opened)])
     work = _Push(opened, _place(address, config), config, progress)
     there = work.place.listing() if (exists := work.place.visit(public=config.public)) else {}
     ours = work.is_ours(there)  # before anything takes long

@@ -14,12 +14,14 @@ from arrowbank import engine
 from arrowbank.bank import open_bank
 from arrowbank.bank.files import publishing, require_space
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import require_separate
 from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_fillers
 from arrowbank.in2.following import FollowedWriter
 from arrowbank.in2.rawshards import Counts, RawShards, count_rows, fields, shard_entries
 from arrowbank.in2.rows import ArmJob
+from arrowbank.models import local_model
 from arrowbank.plan import Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
 
@@ -45,6 +47,9 @@ def build_in2(
     Raises InputError (options, fillers, no place for something), PlanMismatch, BankLocked, CorruptBank, DiskFull, WorkerDied.
     """
     check_names(fillers, config.split)
+    require_separate(
+        [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
+    )
     opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
     shards = arm_shards(config)
     said = {

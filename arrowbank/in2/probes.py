@@ -22,6 +22,7 @@ from arrowbank.bank import BankWriter, open_bank
 from arrowbank.bank.columns import fixed_list_column, number_column, string_column
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import require_separate
 from arrowbank.errors import InputError
 from arrowbank.in2.building import filler_paths
 from arrowbank.in2.config import DTYPES, PAD_TAIL, check_vocab
@@ -29,6 +30,7 @@ from arrowbank.in2.draws import Stream, Words, base_seed, first_below
 from arrowbank.in2.fillers import Filler, open_fillers
 from arrowbank.in2.keycount import KeyCounter
 from arrowbank.in2.placement import FILLER, TRIES
+from arrowbank.models import local_model
 from arrowbank.plan import Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
 
@@ -141,6 +143,9 @@ def build_probes(
 
     Raises InputError (options, fillers), PlanMismatch, BankLocked, CorruptBank, DiskFull.
     """
+    require_separate(
+        [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
+    )
     opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
     count = config.blocks * config.trials_a_block
     filler = [{"tokens": entry["tokens"], "sha256": entry["sha256"]} for entry in entries]

@@ -19,11 +19,12 @@ from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, values_of
 from arrowbank.bank.files import json_bytes
 from arrowbank.bank.manifest import read_json
+from arrowbank.bank.places import require_separate
 from arrowbank.errors import InputError
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.in2.probes import KIND
 from arrowbank.in2.reach import Curve, Trials, curve
-from arrowbank.models import ModelConfig, ModelInfo, describe
+from arrowbank.models import ModelConfig, ModelInfo, describe, local_model
 from arrowbank.progress import SILENT, Phase, Progress
 
 METHOD = 1
@@ -75,6 +76,7 @@ def score_probes(
 
         require_matplotlib()
     bank = open_bank(probes)
+    require_separate([("--out", out)], [("PROBES", bank), *(("--model", local_model(model.model)) for model in config.models)])
     if bank.kind != KIND:
         raise InputError(
             f"{probes}: a bank of {bank.kind}, expected {KIND}. Give a folder that `arrowbank in2 probes` has written."

@@ -15,6 +15,7 @@ from typing import Any
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.keys import KEY_FILE
 from arrowbank.bank.manifest import Manifest, differing_fields, joint_sha256
+from arrowbank.bank.places import require_separate
 from arrowbank.errors import ContractError, InputError
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
 from arrowbank.joining.pieces import write_pieces
@@ -59,7 +60,8 @@ def merge_banks(
     Raises InputError (banks of another kind; a sample that is there twice with other contents), ContractError (banks made by another
     model or in another way: the first field that differs), PlanMismatch, BankLocked, CorruptBank, DiskFull.
     """
-    parts = _open(banks, Path(out))
+    parts = _open(banks)
+    require_separate([("--out", out)], [("BANK", part) for part in parts])
     first = parts[0]
     _check_agreement(parts)
     mirror = all(has_mirror(part) for part in parts)
@@ -84,13 +86,11 @@ def merge_banks(
         return bank.commit(rows=overlap.rows, manifest=_Merged(parts, overlap, mirror).fields(bank))
 
 
-def _open(banks: Sequence[str | Path], out: Path) -> list[Bank]:
+def _open(banks: Sequence[str | Path]) -> list[Bank]:
     if len(banks) < 2:
         raise InputError(f"merge: {len(banks)} banks are given, at least two are needed.")
     parts = [open_bank(bank) for bank in banks]
     for part in parts:
-        if part.folder.resolve() == out.resolve():
-            raise InputError(f"{part.folder}: is the folder to be written, too. Give --out another one.")
         if part.kind not in FIND:
             instead = INSTEAD.get(part.kind, "Build one bank of all the data instead.")
             raise InputError(f"{part.folder}: a bank of {part.kind}; only texts, features and targets can be merged. {instead}")

@@ -16,6 +16,7 @@ from typing import Any
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.opening import open_texts_behind
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.errors import InputError
 from arrowbank.joining.conditions import Condition, Table, parse_condition
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
@@ -72,16 +73,14 @@ def select_rows(
         raise InputError(
             f"{bank}: a bank of {source.kind}; rows of {', '.join(KINDS)} can be selected. Build a smaller bank instead."
         )
-    if source.folder.resolve() == target.resolve():
-        raise InputError(f"{bank}: is the folder to be written, too. Give --out another one.")
+    beside = target.resolve().with_name(target.resolve().name + BESIDE)  # for tokens: their texts
+    outputs: list[Named] = [("--out", out), *([("--out", beside)] if source.kind == "tokens" else [])]
+    require_separate(outputs, [("BANK", source), ("--texts", texts)])
     if source.kind != "tokens" and texts is not None:
         raise InputError(f"--texts {texts}: is for a bank of tokens, {bank} is one of {source.kind}. Leave it out.")
     if source.kind != "tokens":
         return _Selection(config, source, (source,)).write(target, {}, restart, progress)
     texts_bank = open_texts_behind(source, texts)
-    beside = target.resolve().with_name(target.resolve().name + BESIDE)
-    if texts_bank.folder.resolve() == beside:
-        raise InputError(f"{texts_bank.folder}: is the folder to be written, too ({out}{BESIDE}). Give --out another one.")
     written = _Selection(config, texts_bank, (source, texts_bank)).write(beside, {}, restart, progress)
     fields = {
         "texts": {"path": os.path.relpath(beside, target.resolve()), "plan_digest": written["plan_digest"]},

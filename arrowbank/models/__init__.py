@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, describe
 from arrowbank.models.fingerprint import model_fingerprint
-from arrowbank.models.source import resolve_model
+from arrowbank.models.source import local_model, resolve_model
 from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "load_taps",
     "load_tokenizer",
     "load_trunk",
+    "local_model",
     "model_fingerprint",
     "resolve_model",
     "tokenizer_fingerprint",

@@ -19,15 +19,21 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 
 
+def local_model(model: str | None) -> Path | None:
+    """The folder or file of this machine that `model` names; None where it is the name of a repository."""
+    path = None if model is None else Path(model).expanduser()
+    return path if path is not None and path.exists() else None
+
+
 def resolve_model(model: str, *, weights: bool = True, code: bool = False) -> Path:
     """The local folder of `model`: that folder itself, else the Hub's snapshot, downloaded where it is missing.
 
     `weights=False` is enough for a tokenizer; `code=True` fetches Python files too. Raises InputError if there is no such
     folder or repository, the Hub cannot be reached, or (with `weights`) no safetensors are there.
     """
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        if folder.exists():
+    folder = local_model(model)
+    if folder is None or not folder.is_dir():
+        if folder is not None:
             raise InputError(f"model {model!r} is a file; expected the folder that holds config.json and the weights")
         if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
             raise InputError(f"model {model!r}: no such folder; expected a folder or a Hugging Face Hub id like 'owner/name'")

@@ -28,6 +28,7 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, SafetensorsFile
@@ -113,12 +114,8 @@ def save_draft(
 
 
 def check_target(source: Path, target: Path) -> None:
-    """InputError for a target that is the source, lies in it, or holds something already."""
-    there, here = target.absolute().resolve(), source.absolute().resolve()
-    if there == here or here in there.parents or there in here.parents:
-        raise InputError(
-            f"{target}: the copy would lie over or in its source {source}, which is never written to. Give another folder."
-        )
+    """InputError for a target that overlaps the source, or holds something already."""
+    require_separate([("the copy", target)], [("its source", source)])
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} is there already and not empty; expected a new folder. Give another one, or remove it.")
 

@@ -13,6 +13,7 @@ from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check
 from arrowbank.bank.files import explained, human_bytes, publish_bytes, refuse_address
 from arrowbank.bank.info import PARTS
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
@@ -97,6 +98,9 @@ def write_report(
         raise InputError(f"{out}: {what}, expected a file that ends in .html. Give one such as report.html.")
     audit = None if config.audit is None else read_audit(config.audit)
     subject = open_subject(banks, progress)
+    require_separate(
+        [], [("--audit", config.audit), *(("BANK", bank) for bank in subject.banks.values())], files=[("--out", out)]
+    )
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
     damaged = any(proof.damaged for proof in proofs.values())
     story = _damaged(subject) if damaged else _read_story(subject, config, progress)

@@ -15,10 +15,11 @@ from arrowbank import engine
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.target_shards import SHARD_BYTES, target_shards
 from arrowbank.bank.targets import CODECS, KIND, SPANS, TargetFacts, manifest_of, needed_positions
 from arrowbank.errors import InputError
-from arrowbank.models import ModelConfig, describe, load_tokenizer, tokenizer_fingerprint
+from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
 from arrowbank.plan import BatchRules, Shard
 from arrowbank.progress import SILENT, Progress
 from arrowbank.targets.captured import CaptureJob
@@ -217,6 +218,12 @@ def capture(
     Raises InputError (model, data, a model that cannot be tapped), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull,
     WorkerDied.
     """
+    inputs = [
+        ("--data", config.data),
+        ("--model", local_model(config.model.model)),
+        ("--tokenizer", local_model(config.tokenizer)),
+    ]
+    require_separate([("--out", out)], inputs)
     plan = CapturePlan(config)
     with BankWriter(out, kind=KIND, recipe=plan.recipe, restart=restart, manifest=plan.manifest) as bank:
         if bank.committed:

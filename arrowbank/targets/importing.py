@@ -17,6 +17,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
 from arrowbank.bank.manifest import Manifest, shard_name
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.promised import write_promised
 from arrowbank.bank.target_shards import SHARD_BYTES, ShardSource, nonfinite_values, target_shards
 from arrowbank.bank.targets import (
@@ -95,6 +96,7 @@ class Found:
     source: str
     quarantined: list[dump.Quarantined] = field(default_factory=list)
     nonfinite: int = 0
+    outside: list[Path] = field(default_factory=list)  # folders that samples of a dump are in, other than its own
 
     def dropped(self) -> dict[str, int]:
         return {"quarantined": len(self.quarantined), "nonfinite": self.nonfinite}
@@ -114,7 +116,7 @@ def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = 
         found = Found(_relabelled(config, opened), name)
     else:
         found_dump = _open_dump(config, folder, progress)
-        found = Found(found_dump, name, found_dump.quarantined)
+        found = Found(found_dump, name, found_dump.quarantined, outside=found_dump.outside)
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
 
 
@@ -175,6 +177,13 @@ def _finite_only(found: Found, progress: Progress) -> Found:
     return found
 
 
+def _check_places(source: str | Path, found: Found, out: str | Path) -> None:
+    """InputError where `out` overlaps the source, or folders outside it that its index names."""
+    require_separate(
+        [("--out", out)], [("DUMP", source), *(("a folder of samples of DUMP,", folder) for folder in found.outside)]
+    )
+
+
 def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
     """The facts of the bank that `rows` become."""
     return replace(rows.facts, codec=config.codec, spans=config.spans if rows.facts.spans == "all" else rows.facts.spans)
@@ -207,6 +216,7 @@ def import_targets(
     Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull.
     """
     found = find_rows(config, source, progress=progress)
+    _check_places(source, found, out)
     rows, facts = found.rows, bank_facts(config, found.rows)
     shard_bytes = config.max_shard_bytes or SHARD_BYTES
     shards = target_shards(rows.lengths, facts, shard_bytes)
@@ -255,6 +265,7 @@ def import_to_deepspec(
     if config.codec != "bf16" or config.spans != "all":
         raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
     found = find_rows(config, source, progress=progress)
+    _check_places(source, found, out)
     if found.rows.facts.last_hidden_norm != deepspec.NORM:
         raise InputError(
             "--to deepspec holds last hidden states after the final norm (post), these are "

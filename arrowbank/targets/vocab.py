@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.files import publish_bytes
+from arrowbank.bank.files import publish_bytes, refuse_address
+from arrowbank.bank.places import require_separate
 from arrowbank.bank.targets import TargetBank, open_target_bank
 from arrowbank.errors import ContractError, CorruptBank, InputError
 from arrowbank.progress import SILENT, Progress
@@ -83,12 +84,14 @@ def write_vocab_map(
     """
     from safetensors.numpy import save
 
+    path = Path(out) if out else map_path(folder, draft_vocab)
+    refuse_address(path)
     bank = open_target_bank(folder)
+    require_separate([], [("DIR", bank)], files=[("--out", path)])
     size = vocab_size or bank.facts.vocab_size
     if size is None:
         raise InputError(f"{folder}: does not say how large the target's vocabulary is. Give --vocab-size.")
     made = vocab_map(token_counts(bank, size, progress=progress), draft_vocab)
-    path = Path(out) if out else map_path(folder, draft_vocab)
     publish_bytes(path, save({"d2t": made.d2t, "t2d": made.t2d}, metadata=_metadata(bank, draft_vocab, size)))
     return made
 

@@ -16,13 +16,15 @@ from arrowbank import engine
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, human_bytes, publishing, require_space
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.trunk import KIND
 from arrowbank.errors import DiskFull, InputError
+from arrowbank.models import local_model
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
 from arrowbank.trunk.computing import TrunkJob, WindowRows
 from arrowbank.trunk.planning import FILES_OVERHEAD, SHARD_OVERHEAD, TrunkConfig, TrunkPlan
-from arrowbank.trunk.tapping import build_taps, taps_bytes
+from arrowbank.trunk.tapping import build_taps, taps_bytes, taps_folder
 
 
 def build_trunk(
@@ -42,6 +44,9 @@ def build_trunk(
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers is {workers}, it must be at least 1.")
+    outputs: list[Named] = [("--out", out), *([("--out", taps_folder(out))] if config.taps else [])]
+    models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
+    require_separate(outputs, [*((f"--data {one.name}=", one.path) for one in config.data), *models])
     plan = TrunkPlan(config)
     require_budget(estimate_trunk(config, out, plan=plan))
     processes = plan.info.devices if workers is None else workers

@@ -19,6 +19,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import beside
 from arrowbank.bank.trunk import TAPS_KIND, TrunkBank, lists_of, open_trunk, row_offsets
 from arrowbank.errors import BadVector, PlanMismatch
 from arrowbank.plan import BatchRules, Shard, batches
@@ -35,8 +36,7 @@ Report = Callable[[int], None]
 
 def taps_folder(out: str | Path) -> Path:
     """Where the taps of the trunk bank `out` lie: beside it."""
-    folder = Path(out)
-    return folder.with_name(f"{folder.name}-taps")
+    return beside(out, "-taps")
 
 
 def taps_bytes(lengths: Sequence[int], layers: int, hidden_size: int, window: int) -> int:
