@@ -153,14 +153,15 @@ def test_a_manifest_that_reaches_out_of_its_folder_is_refused(pushed: Hub, tmp_p
 
 def a_manifest(**entry: object) -> bytes:
     """A manifest of one file, of which `entry` may say something else."""
-    file = {"name": "data-00000.arrow", "bytes": 1, "sha256": "0" * 64, **entry}
-    return json.dumps({"format": FORMAT, "kind": "texts", "plan_digest": "0" * 64, "rows": 1, "files": [file]}).encode()
+    file = {"name": "data-00000.arrow", "rows": 1, "bytes": 1, "sha256": "0" * 64, **entry}
+    fields = {"format": FORMAT, "kind": "texts", "plan_digest": "0" * 64, "recipe": {}, "rows": 1, "complete": True}
+    return json.dumps({**fields, "files": [file]}).encode()
 
 
 @pytest.mark.parametrize("entry", [{"bytes": "1"}, {"bytes": 1.5}, {"bytes": None}, {"sha256": "x"}, {"sha256": 7}])
 def test_a_file_in_a_manifest_has_bytes_and_a_sha256(entry: dict[str, object]) -> None:
     assert parsed_manifest(a_manifest(), "there")["rows"] == 1
-    with pytest.raises(CorruptBank, match="not as a writer of banks leaves it"):
+    with pytest.raises(CorruptBank, match=r"says nothing usable of files\[0\]"):
         parsed_manifest(a_manifest(**entry), "there")
 
 

@@ -130,6 +130,11 @@ def json_bytes(value: object, *, sort_keys: bool = True) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n").encode()
 
 
+def open_to_append(path: Path) -> IO[bytes]:
+    """A file that arrowbank appends to, made where it does not exist; an OSError (ELOOP) where it is a symbolic link."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644), "ab", buffering=0)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
@@ -180,6 +185,8 @@ def explain(error: OSError, path: Path) -> ArrowbankError | None:
             f"{path}: no room left while writing ({error.strerror}). Everything finished so far is kept. "
             "Make room and run the same command again: it goes on from here."
         )
+    if error.errno == errno.ELOOP:
+        return InputError(f"{path}: a symbolic link, expected a file of its own: nothing was written. Remove the link.")
     if error.errno in NO_ACCESS:
         return InputError(f"{path}: cannot be written ({error.strerror}). Give a folder that this user may write to.")
     return None

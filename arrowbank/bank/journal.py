@@ -15,18 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import explained, publish_json, sha256_of, sweep_temporaries
+from arrowbank.bank.files import explained, open_to_append, publish_json, sha256_of, sweep_temporaries
 from arrowbank.bank.locks import OWNER
-from arrowbank.bank.manifest import JOURNAL, LOG, Receipt, read_json
+from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, read_json
+from arrowbank.bank.names import check_names, checked_place, own_folder
 from arrowbank.errors import CorruptBank
 
 
 @dataclass(frozen=True)
 class Journal:
-    """The receipts of plan `plan_digest` for files of the bank in `bank`."""
+    """The receipts of plan `plan_digest` for files of the bank in `bank`. `nested`: of an export whose files are in folders."""
 
     bank: Path
     plan_digest: str
+    nested: bool = False
 
     @property
     def folder(self) -> Path:
@@ -36,6 +38,11 @@ class Journal:
     def work_dir(self) -> Path:
         """A folder for what a stage keeps only while it builds."""
         return self.folder / "work"
+
+    def make(self) -> None:
+        """Make the journal's folder where it does not exist. UnsafeName where it, or anything in it, is a symbolic link."""
+        with explained(self.bank):
+            own_folder(self.bank, JOURNAL)
 
     def sign(self, receipt: Receipt) -> Receipt:
         """Write the receipt of a file that is in place."""
@@ -52,8 +59,23 @@ class Journal:
 
         Receipts of damaged shards in `redo` are forgotten; any other damage raises CorruptBank.
         """
-        receipts = [Receipt(**read_json(path)) for path in sorted(self.folder.glob("*.json"))]
-        return self.checked([receipt for receipt in receipts if receipt.plan_digest == self.plan_digest], deep=deep, redo=redo)
+        receipts = [self._receipt(path) for path in sorted(self.folder.glob("*.json"))]
+        own = [receipt for receipt in receipts if receipt.plan_digest == self.plan_digest]
+        check_names(
+            (receipt.name for receipt in own), self.folder, nested=self.nested, reserved=() if self.nested else RESERVED
+        )
+        return self.checked(own, deep=deep, redo=redo)
+
+    def _receipt(self, path: Path) -> Receipt:
+        """The receipt in `path`. CorruptBank where it is none, or not of the file that `path` is named after."""
+        try:
+            receipt = Receipt(**read_json(path, max_bytes=MAX_RECEIPT_BYTES))
+            named = self._path(receipt).name
+        except (TypeError, AttributeError):
+            named = ""
+        if named != path.name:
+            raise CorruptBank(f"{path}: not the receipt of a file. Remove it; the same command makes that file again.")
+        return receipt
 
     def checked(self, receipts: Collection[Receipt], *, deep: bool, redo: Collection[int] = ()) -> dict[str, Receipt]:
         """Those of `receipts` whose files are whole, by name; see `read`."""
@@ -80,8 +102,8 @@ class Journal:
         return any(read_json(path)["plan_digest"] != self.plan_digest for path in self.folder.glob("*.json"))
 
     def sweep(self) -> None:
-        """Remove what killed writers left half-written, here and in the bank."""
-        for folder in (self.bank, *(path for path in self.bank.iterdir() if path.is_dir())):
+        """Remove what killed writers left half-written, here and in the bank; never through a link to another folder."""
+        for folder in (self.bank, *(path for path in self.bank.iterdir() if path.is_dir() and not path.is_symlink())):
             sweep_temporaries(folder)
 
     def drop(self) -> None:
@@ -102,13 +124,13 @@ class Journal:
 def append_log(bank: Path, event: str, **facts: object) -> None:
     """Append a line to the build.jsonl of the bank in `bank`, the file for times, hosts and rates."""
     line = json.dumps({"time": round(time.time(), 3), "host": socket.gethostname(), "event": event, **facts})
-    with explained(bank / LOG), (bank / LOG).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    with explained(bank / LOG), open_to_append(bank / LOG) as file:
+        file.write(f"{line}\n".encode())
 
 
 def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:
     """What is wrong with the file of `receipt`, or nothing. `deep` reads it all."""
-    path = bank / receipt.name
+    path = checked_place(bank, receipt.name, bank, nested="/" in receipt.name)
     if not path.exists():
         return f"{path}: the file is missing; its receipt says {receipt.bytes} bytes."
     if (size := path.stat().st_size) != receipt.bytes:

@@ -128,7 +128,7 @@ def waiting_lock(path: Path) -> Iterator[None]:
 
 def _wait_for(path: Path) -> _Held:
     if flock_works(path.parent):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         fcntl.flock(handle, fcntl.LOCK_EX)
         return _FileLock(handle)
     pause, longest = PAUSES_S
@@ -193,7 +193,7 @@ class _FileLock:
     def take(cls, path: Path, how: int) -> _FileLock | None:
         """The lock `path`, for one (LOCK_EX) or several (LOCK_SH). None where another process has it."""
         while True:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             try:
                 fcntl.flock(handle, how | fcntl.LOCK_NB)
             except OSError as error:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from arrowbank.bank.names import check_names, check_places
 from arrowbank.errors import CorruptBank, InputError
 
 FORMAT = "arrowbank/1"
@@ -29,10 +30,16 @@ INFO = "dataset_info.json"
 CARD = "README.md"
 LOG = "build.jsonl"
 JOURNAL = "journal"
-# what every writer says, and of each of the files
+# what every writer says
 FIELDS: dict[str, type] = {"kind": str, "plan_digest": str, "recipe": dict, "rows": int, "complete": bool, "files": list}
-ENTRY: dict[str, type] = {"name": str, "bytes": int, "sha256": str}
-SHARD_NAME = re.compile(r"data-(\d{5,})\.arrow")
+SHA256 = re.compile("[0-9a-f]{64}")
+SHARD_NAME = re.compile(r"data-(\d{5,})\.arrow", re.ASCII)
+RESERVED = (MANIFEST, STATE, CARD, LOG, JOURNAL)  # what a manifest cannot list
+# A manifest lists each file in about 200 bytes: there is room for 300,000. Hostile JSON takes about 20 times its bytes in memory.
+MAX_JSON_BYTES = 64 << 20
+MAX_RECEIPT_BYTES = 64 << 10
+MAX_JSON_DEPTH = 64
+MAX_COUNT = 1 << 63
 
 Manifest = dict[str, Any]
 
@@ -95,43 +102,111 @@ def differing_fields(found: object, wanted: object, prefix: str = "") -> dict[st
     return {} if same else {prefix or "value": (found, wanted)}
 
 
-def read_json(path: Path) -> Any:
-    """The JSON value in `path`; CorruptBank when it is not JSON."""
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The JSON value in `path`. CorruptBank when it is not JSON within the limits of `parsed_json`."""
     try:
-        return json.loads(path.read_bytes())
+        if path.exists() and not path.is_file():
+            raise ValueError("not a regular file")
+        with path.open("rb") as file:
+            return parsed_json(file.read(max_bytes + 1), max_bytes=max_bytes)
     except ValueError as error:
         raise CorruptBank(
             f"{path}: not readable as JSON ({error}). The file is damaged; restore it or rebuild the bank."
         ) from None
 
 
+def parsed_json(data: bytes, *, max_bytes: int = MAX_JSON_BYTES, strict: bool = True) -> Any:
+    """The JSON value in `data`. ValueError when it is not JSON, or has more than `max_bytes` or MAX_JSON_DEPTH levels.
+
+    `strict`, for what arrowbank itself writes: no key of an object twice, no NaN or Infinity, no lone surrogates.
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"more than {max_bytes:,} bytes")
+    hooks: dict[str, Any] = {"object_pairs_hook": _without_duplicates, "parse_constant": _no_constant} if strict else {}
+    deep = ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep")
+    try:
+        value = json.loads(data, **hooks)
+    except RecursionError:
+        raise deep from None
+    if _is_deep(value):
+        raise deep
+    if strict and b"\\ud" in data.lower():
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for half of a surrogate pair
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _containers(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _containers(value: dict[str, Any] | list[Any]) -> list[Any]:
+    inside = value.values() if isinstance(value, dict) else value
+    return [inner for inner in inside if isinstance(inner, dict | list)]
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when a field is lacking."""
+    """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when a field is lacking,
+    UnsafeName when it lists a file that is not in the folder."""
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(_no_bank(folder))
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(f"{path}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
-    if wrong := [name for name, kind in FIELDS.items() if not isinstance(manifest.get(name), kind)] or _wrong_files(manifest):
-        raise CorruptBank(
-            f"{path}: says nothing usable of {', '.join(wrong)}. The file is damaged; restore it or rebuild the bank."
-        )
+    check_places(folder, [MANIFEST], folder)
+    manifest = checked_manifest(read_json(path), path, "The file is damaged; restore it or rebuild the bank.")
+    check_places(folder, [*(entry["name"] for entry in manifest["files"]), STATE, INFO, LOG, CARD], path)
     return manifest
 
 
-def _wrong_files(manifest: Manifest) -> list[str]:
-    """The places in `files` that no writer would have left so."""
-    wrong, names = [], set[str]()
+def checked_manifest(manifest: Any, where: object, remedy: str) -> Manifest:
+    """`manifest`, of whatever came from `where`. InputError for another format, CorruptBank where a field or entry is lacking,
+    UnsafeName for a name that is not a plain one."""
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise InputError(f"{where}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
+    if wrong := [name for name, kind in FIELDS.items() if not _is(manifest.get(name), kind)] or _wrong_entries(manifest):
+        raise CorruptBank(f"{where}: says nothing usable of {', '.join(wrong)}. {remedy}")
+    check_names((entry["name"] for entry in manifest["files"]), where, reserved=RESERVED)
+    return manifest
+
+
+def _is(value: object, kind: type) -> bool:
+    """Whether `value` is a `kind`; of an int also that it is no bool, and a count that 64 bits hold."""
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
+    return isinstance(value, kind)
+
+
+def _wrong_entries(manifest: Manifest) -> list[str]:
+    """The places in `files` that no writer would have left so. Their names are another matter."""
+    wrong = []
     for at, entry in enumerate(manifest["files"]):
-        if not isinstance(entry, dict) or any(not isinstance(entry.get(name), kind) for name, kind in ENTRY.items()):
+        if not isinstance(entry, dict) or "name" not in entry or not _is_entry(entry):
             wrong.append(f"files[{at}]")
-        elif entry["name"] in names or (SHARD_NAME.fullmatch(entry["name"]) and not isinstance(entry.get("rows"), int)):
+        elif entry.get("rows") is None and isinstance(entry["name"], str) and SHARD_NAME.fullmatch(entry["name"]):
             wrong.append(f"files[{at}] ({entry['name']})")
-        else:
-            names.add(entry["name"])
     return wrong[:5]
+
+
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    counted = entry.get("rows") is None or _is(entry["rows"], int)
+    hashed = isinstance(entry.get("sha256"), str) and SHA256.fullmatch(entry["sha256"])
+    return bool(counted and hashed and _is(entry.get("bytes"), int))
 
 
 def _no_bank(folder: Path) -> str:

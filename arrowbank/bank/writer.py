@@ -53,6 +53,7 @@ from arrowbank.bank.manifest import (
     read_manifest,
     shard_name,
 )
+from arrowbank.bank.names import UnsafeName
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
 
@@ -125,8 +126,7 @@ class BankWriter:
 
     def __enter__(self) -> BankWriter:
         self._refuse_other_folders()
-        with explained(self.folder):
-            self._journal.folder.mkdir(parents=True, exist_ok=True)
+        self._journal.make()
         self._lock = FolderLock(self._journal.folder, self._worker)
         try:
             self._open()
@@ -176,6 +176,8 @@ class BankWriter:
             return None
         try:
             return read_manifest(self.folder)
+        except UnsafeName:  # a folder to be left alone, whatever is asked for
+            raise
         except CorruptBank:
             if not self._restart:
                 raise

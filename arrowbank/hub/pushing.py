@@ -125,10 +125,6 @@ class _Push:
         self.bank, self.place, self.config, self.progress = bank, place, config, progress
         self.manifest, self.state = (Outgoing.of_bytes(name, (bank.folder / name).read_bytes()) for name in (MANIFEST, STATE))
         self.body = [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest["files"]]
-        if CARD in {file.name for file in self.body}:
-            raise InputError(
-                f"{bank.folder}: made by an early version, whose manifest vouches for {CARD}. Run the command that made it with --restart."
-            )
         self.files = [self.manifest, *self.body, self.state]  # what else lies in the folder stays there
 
     def is_ours(self, there: Mapping[str, Stored]) -> bool:

@@ -7,9 +7,7 @@ place only when its size and sha256 are the manifest's; `state.json` comes last:
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +25,21 @@ from arrowbank.bank.files import (
     sync_folder,
 )
 from arrowbank.bank.locks import FolderLock
-from arrowbank.bank.manifest import CARD, FORMAT, JOURNAL, MANIFEST, SHARD_NAME, STATE, Manifest, dataset_state, shard_name
+from arrowbank.bank.manifest import (
+    CARD,
+    JOURNAL,
+    MANIFEST,
+    MAX_JSON_BYTES,
+    SHA256,
+    SHARD_NAME,
+    STATE,
+    Manifest,
+    checked_manifest,
+    dataset_state,
+    parsed_json,
+    shard_name,
+)
+from arrowbank.bank.names import checked_place, own_folder
 from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Phase, Progress
@@ -48,9 +60,8 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
     manifest = parsed_manifest(data, store.shown)
     _require_whole(store, manifest, there)
     _refuse_another_bank(folder, data, store.shown)
-    work = folder / JOURNAL
     with explained(folder):
-        work.mkdir(parents=True, exist_ok=True)
+        work = own_folder(folder, JOURNAL)
     lock = FolderLock(work)
     try:
         sweep_temporaries(folder)
@@ -70,39 +81,22 @@ def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
         raise InputError(
             f"{store.shown}: no bank there (no {MANIFEST}). Give the address that `arrowbank push` has written to."
         )
+    if there[MANIFEST].size > MAX_JSON_BYTES:
+        raise CorruptBank(f"{store.shown}/{MANIFEST}: {there[MANIFEST].size:,} bytes, expected at most {MAX_JSON_BYTES:,}.")
     return store.read(MANIFEST)
 
 
 def parsed_manifest(data: bytes, shown: str) -> Manifest:
     """The manifest in `data`, with names of files that stay in their folder. InputError, CorruptBank."""
+    where = f"{shown}/{MANIFEST}"
     try:
-        manifest = json.loads(data)
+        value = parsed_json(data)
     except ValueError as error:
-        raise CorruptBank(f"{shown}/{MANIFEST}: not readable as JSON ({error}). Push the bank again.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(f"{shown}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
-    try:
-        well_formed = [type(manifest[name]) for name in ("kind", "plan_digest", "rows")] == [str, str, int]
-        well_formed &= bool(re.fullmatch("[0-9a-f]{64}", manifest["plan_digest"]))
-        for entry in manifest["files"]:
-            _check_name(entry["name"], shown)
-            well_formed &= type(entry["bytes"]) is int and bool(re.fullmatch("[0-9a-f]{64}", entry["sha256"]))
-    except (KeyError, TypeError):
-        well_formed = False
-    if not well_formed:
-        raise CorruptBank(f"{shown}/{MANIFEST}: not as a writer of banks leaves it. Push the bank again.")
+        raise CorruptBank(f"{where}: not readable as JSON ({error}). Push the bank again.") from None
+    manifest = checked_manifest(value, where, "Push the bank again.")
+    if not SHA256.fullmatch(manifest["plan_digest"]):
+        raise CorruptBank(f"{where}: says nothing usable of plan_digest. Push the bank again.")
     return manifest
-
-
-def _check_name(name: object, shown: str) -> None:
-    """A name in a manifest from elsewhere is a plain file name, and none that has another meaning here."""
-    plain = isinstance(name, str) and name.isprintable() and name == name.strip() and not set(name) & set('/\\:"')
-    if not plain or not name or str(name).startswith(".") or name in (MANIFEST, STATE, JOURNAL):
-        raise CorruptBank(
-            f"{shown}: its manifest lists a file named {name!r}, which is not a plain name in the bank's folder. "
-            "Nothing was written; do not trust this bank."
-        )
 
 
 def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]) -> None:
@@ -145,14 +139,13 @@ def _refuse_another_bank(folder: Path, data: bytes, shown: str) -> None:
 def _fetch_files(store: Store, folder: Path, manifest: Manifest, progress: Progress) -> None:
     """Bring what is not there or not right. A committed bank is one no longer from the first file that is replaced on."""
     with progress.phase("check", sum(entry["bytes"] for entry in manifest["files"]), unit="bytes") as phase:
-        missing = [entry for entry in manifest["files"] if not _is_right(folder / entry["name"], entry, phase)]
+        missing = [entry for entry in manifest["files"] if not _is_right(folder, entry, phase)]
     if not missing:
         return
     total = sum(entry["bytes"] for entry in missing)
     require_space(folder, total, f"what is missing of {store.shown}")
     (folder / STATE).unlink(missing_ok=True)
-    work = folder / JOURNAL / "parts"
-    work.mkdir(exist_ok=True)
+    work = own_folder(folder, f"{JOURNAL}/parts")
     shutil.rmtree(work / ".cache", ignore_errors=True)  # a killed client's halves, which it cannot go on with
 
     with progress.phase("pull", total, unit="bytes") as phase:
@@ -204,7 +197,8 @@ class _Meter:
             self._phase.advance(count)
 
 
-def _is_right(path: Path, entry: Mapping[str, Any], phase: Phase) -> bool:
+def _is_right(folder: Path, entry: Mapping[str, Any], phase: Phase) -> bool:
+    path = checked_place(folder, entry["name"], folder)
     right = path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
     phase.advance(entry["bytes"])
     return right
@@ -222,7 +216,7 @@ def _commit(store: Store, folder: Path, manifest: Manifest) -> None:
     shards = [entry["name"] for entry in manifest["files"] if SHARD_NAME.fullmatch(entry["name"])]
     wanted = dataset_state([shard_name(index) for index in range(len(shards))], manifest["plan_digest"])
     try:
-        found = json.loads(store.read(STATE))
+        found = parsed_json(store.read(STATE))
     except ValueError:
         found = None
     if found != wanted or set(shards) != {item["filename"] for item in wanted["_data_files"]}:
