@@ -105,14 +105,19 @@ def differing_fields(found: object, wanted: object, prefix: str = "") -> dict[st
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """The JSON value in `path`. CorruptBank when it is not JSON within the limits of `parsed_json`."""
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("not a regular file")
-        with path.open("rb") as file:
-            return parsed_json(file.read(max_bytes + 1), max_bytes=max_bytes)
+        return json_in(path, max_bytes=max_bytes)
     except ValueError as error:
         raise CorruptBank(
             f"{path}: not readable as JSON ({error}). The file is damaged; restore it or rebuild the bank."
         ) from None
+
+
+def json_in(path: Path, *, max_bytes: int = MAX_JSON_BYTES, strict: bool = True) -> Any:
+    """The JSON value in `path`. OSError, and ValueError as `parsed_json` raises it, also for what is no regular file."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    with path.open("rb") as file:
+        return parsed_json(file.read(max_bytes + 1), max_bytes=max_bytes, strict=strict)
 
 
 def parsed_json(data: bytes, *, max_bytes: int = MAX_JSON_BYTES, strict: bool = True) -> Any:

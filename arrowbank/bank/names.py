@@ -93,16 +93,17 @@ def place_fault(folder: Path, name: str) -> str:
         root, target = folder.resolve(), path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
         return f"it cannot be followed ({error})"
-    if not target.is_relative_to(root) and not _in_hub_cache(root, target):
+    if not is_inside(root, target):
         return f"it is a symbolic link out of the folder, to {target}"
     if found is not None and not stat.S_ISREG(found.st_mode):
         return "it is a folder" if stat.S_ISDIR(found.st_mode) else "it is no regular file"
     return ""
 
 
-def _in_hub_cache(root: Path, target: Path) -> bool:
-    """Whether `root` is (in) a snapshot of a repository in the hub's cache, and `target` one of its blobs."""
-    return any(
+def is_inside(root: Path, target: Path) -> bool:
+    """Whether `target` is in the folder `root`, or `root` is (in) a snapshot of the hub's cache and `target` a blob of the same
+    repository; both resolved."""
+    return target.is_relative_to(root) or any(
         snapshot.parent.name == "snapshots" and target.parent == snapshot.parent.parent / "blobs"
         for snapshot in (root, *root.parents)
     )

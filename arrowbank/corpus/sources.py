@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import stat
 import zlib
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from arrowbank.bank.manifest import json_in
+from arrowbank.bank.names import check_names, check_places
 from arrowbank.corpus.extract import Span
 from arrowbank.errors import InputError
 from arrowbank.progress import Phase, Progress
@@ -119,7 +120,8 @@ def _files_in(name: str, folder: Path) -> list[SourceFile]:
 def _saved_dataset(folder: Path) -> list[SourceFile]:
     state = folder / "state.json"
     try:
-        names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+        names = check_names((entry["filename"] for entry in json_in(state)["_data_files"]), state)
+        check_places(folder, [state.name, *names], state)
         return [SourceFile(folder / name, ".arrow") for name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{state}: does not list a saved dataset's files ({error!r}). Save the dataset again.") from None

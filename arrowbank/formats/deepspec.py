@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.files import HashedFile, require_space
-from arrowbank.bank.manifest import canonical_json
+from arrowbank.bank.manifest import canonical_json, json_in
+from arrowbank.bank.names import check_places
 from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.exported import CONVERTER, Format, with_norm
@@ -171,7 +172,8 @@ class DeepSpecCache:
     def _read_manifest(self) -> dict[str, Any]:
         path = self.folder / MANIFEST
         try:
-            manifest = json.loads(path.read_bytes())
+            check_places(self.folder, [MANIFEST, INDEX], self.folder)
+            manifest = json_in(path)
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path}: not a cache's manifest ({error}). Give a folder with {MANIFEST}, {INDEX} and shards."
@@ -214,6 +216,7 @@ class DeepSpecCache:
         names = [shard.get("file_name") for shard in self.manifest["shards"]]
         if names != [shard_file(index) for index in range(len(names))] or not names:
             raise CorruptBank(f"{self.folder / MANIFEST}: its shards are {names[:3]}…; expected {shard_file(0)} and so on.")
+        check_places(self.folder, names, self.folder / MANIFEST)
         if int(self._records["shard_id"].max()) >= len(names) or not self.lengths.all():
             raise CorruptBank(f"{self.folder / INDEX}: a record names a shard that is not there, or has no tokens.")
         return [self._map(index, name) for index, name in enumerate(names)]

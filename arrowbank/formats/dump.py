@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.floats import E4M3, E5M2, Bits, bfloat16_bits
+from arrowbank.bank.manifest import parsed_json
+from arrowbank.bank.names import is_inside
 from arrowbank.bank.targets import TargetFacts, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor
@@ -165,7 +167,7 @@ class _Survey:
             is_file = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file system has
             raise _BadSample(f"not the name of a file ({error})") from None
-        if not self._rules.allow_outside and not path.is_relative_to(self._root):
+        if not self._rules.allow_outside and not is_inside(self._root, path):
             raise _BadSample(f"lies outside the dump, at {path}; give --allow-outside if that is meant")
         if path in self._seen:
             raise _BadSample(f"is the sample of line {self._seen[path]} already; expected one line a sample")
@@ -217,11 +219,11 @@ class _Survey:
 
 def _file_of(line: bytes) -> str:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry = parsed_json(line, max_bytes=MAX_LINE, strict=False)
+    except ValueError as error:
         raise _BadSample(f"not JSON ({error})") from None
     name = next((entry[key] for key in FILE_NAMES if key in entry), None) if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not isinstance(name, str) or not name.isprintable() or not name:
         raise _BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
     return name
 

@@ -18,6 +18,7 @@ from arrowbank.bank.files import HashedFile, explained, publish_bytes, refuse_ad
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json
+from arrowbank.bank.names import own_folder
 from arrowbank.bank.writer import ShardWriter
 from arrowbank.errors import InputError, PlanMismatch
 
@@ -39,9 +40,10 @@ class ExportFolder:
         self.digest = hashlib.sha256(canonical_json(recipe)).hexdigest()
         self.receipts: dict[str, Receipt] = {}
         self._owns, self._last, self._restart = owns, last, restart
-        self._journal = Journal(self.folder, self.digest)
+        self._journal = Journal(self.folder, self.digest, nested=True)
         self._writer = ShardWriter(self.folder, self.digest)
         self._lock: FolderLock | None = None
+        self._made = {""}
 
     @property
     def mark(self) -> str:
@@ -65,8 +67,7 @@ class ExportFolder:
             raise InputError(  # whoever wrote them, it was not this class: they are not taken over, nor thrown away
                 f"{self.folder}: holds files of which there is no record ({there[0]}, …). Give a new folder."
             )
-        with explained(self.folder):
-            self._journal.folder.mkdir(parents=True, exist_ok=True)
+        self._journal.make()
         self._lock = FolderLock(self._journal.folder)
         try:
             self._open()
@@ -108,11 +109,17 @@ class ExportFolder:
     def write(self, name: str, write: Callable[[HashedFile], object]) -> Receipt:
         """Publish the file `name` (a relative path) through `write`; one with a receipt is kept."""
         if name not in self.receipts:
-            path = self.folder / name
-            with explained(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_parent(name)
             self.receipts[name] = self._writer.write_file(name, write, hashed=False)
         return self.receipts[name]
+
+    def _make_parent(self, name: str) -> None:
+        """Make the folder of the file `name`, once. UnsafeName where a link would lead out of the export."""
+        parent = name.rpartition("/")[0]
+        if parent not in self._made:
+            with explained(self.folder / name):
+                own_folder(self.folder, parent)
+            self._made.add(parent)
 
     def finish(self, data: bytes) -> None:
         """Publish the last file."""

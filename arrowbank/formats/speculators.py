@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, number_column
 from arrowbank.bank.files import HashedFile, json_bytes, require_space
-from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, read_json
+from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, json_in, parsed_json, read_json
+from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.bank.targets import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
@@ -192,7 +193,7 @@ class SpeculatorsFolder:
         return self._ids[part], self._masks[part]
 
     def _file(self, row: int) -> SafetensorsFile:
-        path = self.folder / hidden_file(row)
+        path = checked_place(self.folder, hidden_file(row), self.folder, nested=True)
         if not path.is_file():
             raise CorruptBank(f"{path}: missing; the dataset has {len(self.lengths)} rows. Make it, or copy the folder again.")
         return SafetensorsFile(path)
@@ -273,8 +274,8 @@ def _layer_ids(file: SafetensorsFile) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
-        ids = json.loads(text)
-    except (ValueError, RecursionError):
+        ids = parsed_json(text.encode())
+    except ValueError:
         ids = None
     if (
         not isinstance(ids, list)
@@ -310,8 +311,9 @@ class _Dataset:
     def _table(self) -> pa.Table:
         path = self.folder / STATE
         try:
-            state = json.loads(path.read_bytes())
-            names = [str(part["filename"]) for part in state["_data_files"]]
+            check_places(self.folder, [STATE, NOTE], self.folder)
+            names = check_names((part["filename"] for part in json_in(path)["_data_files"]), path)
+            check_places(self.folder, names, path)
             parts = [pa.ipc.open_stream(pa.memory_map(str(self.folder / name))).read_all() for name in names]
             return pa.concat_tables(part.select(["input_ids", "loss_mask"]) for part in parts)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.manifest import read_json
+from arrowbank.bank.names import check_names, check_places
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.exported import NOTE
 from arrowbank.formats.tokenshards import LAYOUTS, LLMC_HEADER, MEGATRON_CODES, MEGATRON_MAGIC
@@ -30,7 +31,15 @@ class TokenExport:
         if not is_token_export(self.folder):
             raise InputError(f"{folder}: no export of an arm. Give a folder that `arrowbank export` has written.")
         self.note: dict[str, Any] = read_json(self.folder / NOTE)
+        self._check_names()
         self.shards = [self._shard(entry) for entry in self.note["shards"]]
+
+    def _check_names(self) -> None:
+        """UnsafeName for a shard, or a file that belongs to it, whose name or place is not in the folder."""
+        names = check_names((entry["name"] for entry in self.note["shards"]), self.folder / NOTE)
+        endings = tuple(LAYOUTS[self.note["format"]].files)
+        files = [f"{name.removesuffix(endings[0])}{ending}" for name in names for ending in endings]
+        check_places(self.folder, [NOTE, *files], self.folder / NOTE)
 
     def _shard(self, entry: dict[str, Any]) -> Ids:
         path = self.folder / entry["name"]

@@ -20,6 +20,7 @@ from arrowbank.bank.files import explained, publish_bytes, publish_json, sweep_t
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
+from arrowbank.bank.names import own_folder, refuse_links
 from arrowbank.bank.places import beside, require_separate
 from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError, PlanMismatch
@@ -111,9 +112,9 @@ def heal_draft(
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
     """The right to write in `work`, which is made where it is not there."""
-    journal = work / "journal"
     with explained(work):
-        journal.mkdir(parents=True, exist_ok=True)
+        journal = own_folder(work, "journal")
+        refuse_links(work)  # what is written in place (what later steps are fed) would go elsewhere
     lock = FolderLock(journal)
     sweep_temporaries(work)  # of killed runs
     try:
@@ -274,9 +275,10 @@ def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool)
 
 
 def _earlier_copies(work: Path) -> list[Path]:
-    """Where the healing in `work` has written copies of the checkpoint, as its report says."""
+    """Where the healing in `work` has written copies of the checkpoint, as its report says: those beside it. A report that came from
+    elsewhere could name any folder."""
     report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
-    return [Path(one["folder"]) for one in report["files"]]
+    return [work.with_name(name) for one in report["files"] if (name := Path(one["folder"]).name)]
 
 
 def _throw_away(work: Path, targets: Sequence[Path], plans: Collection[str | None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.checks import Check
 from arrowbank.bank.manifest import CARD, JOURNAL, LOG, MANIFEST, STATE
+from arrowbank.bank.names import name_fault
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.remote.addresses import Address, parse_address
-from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, wrong_file
+from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, read_remote_manifest, wrong_file
 from arrowbank.bank.remote.stores import Stored, side_by_side
 from arrowbank.bank.verify import verify
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch
@@ -118,6 +119,11 @@ def _paths(value: Any) -> Iterator[str]:
         yield from _paths(inner)
 
 
+def _shards(there: Iterable[str]) -> list[str]:
+    """The names at a place that its card would give to `load_dataset`. A listing is as little trusted as a manifest."""
+    return [name for name in fnmatch.filter(there, SHARDS) if not name_fault(name)]
+
+
 class _Push:
     """A push under way. `there` is in every method what the place lists at the begin."""
 
@@ -130,7 +136,7 @@ class _Push:
     def is_ours(self, there: Mapping[str, Stored]) -> bool:
         """Whether what lies there is nothing, or this bank. InputError, PlanMismatch where it is not and may not be replaced."""
         ours = {file.name for file in self.files}
-        strays = sorted(set(fnmatch.filter(there, SHARDS)) - ours)
+        strays = sorted(set(_shards(there)) - ours)
         if MANIFEST not in there:
             if not self.place.hub:  # such places keep no older version of a card that somebody wrote
                 ours |= {CARD, PLOT}
@@ -139,7 +145,7 @@ class _Push:
                     f"{self.place.shown}: holds {taken[0]}, and no {MANIFEST} that says whose it is. Give another, or a new, place."
                 )
             return True
-        same = self.place.read(MANIFEST) == self.manifest.contents()
+        same = there[MANIFEST].size == self.manifest.size and self.place.read(MANIFEST) == self.manifest.contents()
         if same and not strays:
             return True
         if not self.config.restart:
@@ -151,9 +157,9 @@ class _Push:
 
     def clear(self, there: Mapping[str, Stored]) -> dict[str, Stored]:
         """Take the other bank away: what commits it first, what names it last. What is left there."""
-        listed = [entry["name"] for entry in parsed_manifest(self.place.read(MANIFEST), self.place.shown)["files"]]
-        shards = fnmatch.filter(there, SHARDS)
-        names = [name for name in dict.fromkeys([STATE, *listed, *shards, CARD, PLOT, MANIFEST]) if name in there]
+        manifest = parsed_manifest(read_remote_manifest(self.place, there), self.place.shown)
+        listed = [entry["name"] for entry in manifest["files"]]
+        names = [name for name in dict.fromkeys([STATE, *listed, *_shards(there), CARD, PLOT, MANIFEST]) if name in there]
         self.place.remove(names, "Make room for another bank")
         return {name: stored for name, stored in there.items() if name not in names}
 
@@ -198,7 +204,8 @@ class _Push:
         """Whether a whole card of this bank is there: people edit cards."""
         if self.config.restart or CARD not in there or MANIFEST not in there:
             return False
-        return self.place.read(CARD) != unfinished_card(self.place.shown)
+        unfinished = unfinished_card(self.place.shown)
+        return there[CARD].size != len(unfinished) or self.place.read(CARD) != unfinished
 
     def _wrong(self, files: Sequence[Outgoing], there: Mapping[str, Stored]) -> list[Outgoing]:
         """The files that are not there, or not right, in their order."""

@@ -4,10 +4,11 @@ masked mean. Sums are taken in float32 whatever the model computes in.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arrowbank.bank.manifest import json_in
+from arrowbank.bank.names import UnsafeName, checked_place
 from arrowbank.errors import InputError
 from arrowbank.models.source import read_json
 
@@ -46,7 +47,7 @@ def folder_pooling(folder: Path) -> str:
     Raises InputError where those files ask for what is not done here (another pooling, several at once, a dense layer).
     """
     try:
-        modules = json.loads((folder / "modules.json").read_bytes())
+        modules = json_in(folder / "modules.json", strict=False)
         steps = {str(step["type"]).rsplit(".", 1)[-1]: str(step["path"]) for step in modules}
     except FileNotFoundError:
         return "mean"
@@ -60,7 +61,10 @@ def folder_pooling(folder: Path) -> str:
         )
     if "Pooling" not in steps:
         return "mean"
-    file = folder / steps["Pooling"] / "config.json"
+    try:
+        file = checked_place(folder, f"{steps['Pooling']}/config.json".removeprefix("/"), folder / "modules.json", nested=True)
+    except UnsafeName as error:
+        raise InputError(str(error)) from None
     modes = _pooling_modes(read_json(file))
     if len(modes) != 1 or modes[0] not in _MODES:
         raise InputError(f"{file} asks for {' + '.join(modes)}; expected one of {', '.join(_MODES)}; name a --pooling instead")

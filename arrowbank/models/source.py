@@ -1,17 +1,22 @@
 """From the name a user gives to a folder on this machine, and to the weight files in it.
 
-Only safetensors are read: a pickle can run code. A Hub id is downloaded once into the Hub's own cache, and from
-then on everything is read from that folder, so that what was fingerprinted is what is loaded.
+Only safetensors are read: a pickle can run code. What an index names is checked before anything else looks at it: transformers
+would unpickle a weight file with another ending, and open one outside of the folder.
+
+A Hub id is downloaded once into the Hub's own cache, and from then on everything is read from that folder, so that what was
+fingerprinted is what is loaded.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from arrowbank.bank.manifest import json_in
+from arrowbank.bank.names import UnsafeName, checked_place
 from arrowbank.errors import InputError
 
+WEIGHTS = ".safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -48,7 +53,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        names = _indexed_files(folder)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             what = f"does not have {', '.join(missing)}" if missing else "has an empty weight map"
@@ -63,10 +68,29 @@ def weight_files(folder: Path) -> list[Path]:
     raise InputError(f"{folder} has neither {SINGLE} nor {INDEX}; expected a folder that save_pretrained() wrote")
 
 
+def _indexed_files(folder: Path) -> list[str]:
+    """The names of the weight files in the index, sorted. InputError for one that is not a safetensors file in `folder`."""
+    places = read_json(folder / INDEX).get("weight_map", {})
+    if not isinstance(places, dict):
+        raise InputError(f"{folder / INDEX}: weight_map is a {type(places).__name__}; expected the file of each tensor")
+    names = dict.fromkeys(repr(name) if not isinstance(name, str) else name for name in places.values())
+    for name in names:
+        try:
+            checked_place(folder, name, folder / INDEX)
+        except UnsafeName as error:
+            raise InputError(str(error)) from None
+        if not name.endswith(WEIGHTS):
+            raise InputError(
+                f"{folder / INDEX}: lists {name!r}, which is no {WEIGHTS} file: pickled weights are not read, since they can run "
+                "code; take a revision that has safetensors"
+            )
+    return sorted(names)
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file of the model folder. Raises InputError if it is missing, not JSON, or not an object."""
     try:
-        value = json.loads(file.read_bytes())
+        value = json_in(file, strict=False)
     except FileNotFoundError:
         raise InputError(f"{file.parent} has no {file.name}; expected a model folder as save_pretrained() writes it") from None
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from arrowbank.bank.manifest import parsed_json
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import SafetensorsFile
 from arrowbank.models.source import read_json, weight_files
@@ -62,7 +62,7 @@ class Checkpoint:
             if text is None:
                 continue
             try:
-                return dict(json.loads(text))
+                return dict(parsed_json(text.encode()))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"{path}: its record {PROVENANCE!r} is not a JSON object ({error}). Write the draft again."

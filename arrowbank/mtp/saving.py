@@ -28,6 +28,7 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
+from arrowbank.bank.names import place_fault
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import InputError
@@ -239,9 +240,15 @@ def _size(changes: _Changes) -> int:
 
 
 def _others(folder: Path) -> Iterable[Path]:
-    """All files of a model folder but hidden ones and those in hidden folders."""
+    """All files of a model folder but hidden ones and those in hidden folders. InputError for a link out of the folder: what it leads
+    to would be published with the copy."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") for part in name.parts) or (path.is_dir() and not path.is_symlink()):
+            continue
+        if fault := place_fault(folder, name.as_posix()):
+            raise InputError(f"{path}: cannot be copied ({fault}). Put the file itself into {folder}, or remove the link.")
+        if path.is_file():
             yield path
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.files import human_bytes, sha256_of
 from arrowbank.bank.manifest import read_json
+from arrowbank.bank.names import checked_place
 from arrowbank.errors import CorruptBank
 from arrowbank.report.frame import Plot
 from arrowbank.report.integrity import verdict
@@ -87,6 +88,8 @@ def _checkpoint(one: Mapping[str, Any], beside: Path, *, full: bool) -> Check:
     """Whether a checkpoint's files are there, where they were written or beside the report, and (`full`) are what was written."""
     written = Path(one["folder"])
     place = written if written.exists() else beside / written.name
+    for name in one["sha256"]:
+        checked_place(place, name, HEAL_REPORT)
     missing = [name for name in one["sha256"] if not (place / name).is_file()]
     if missing:
         return Check(written.name, False, f"not there: {', '.join(missing)}")
