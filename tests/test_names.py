@@ -60,7 +60,15 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     """A folder of victims, which must be the same at the end."""
     folder = tmp_path / "outside"
     (folder / "sub").mkdir(parents=True)
-    for name in ("victim.txt", "lock", ".left.1.tmp", "sub/.left.2.tmp", "data-00000.arrow.json", "state.json", "build.jsonl"):
+    for name in (
+        "victim.txt",
+        "lock",
+        ".left.99999999.tmp",
+        "sub/.left.99999998.tmp",
+        "data-00000.arrow.json",
+        "state.json",
+        "build.jsonl",
+    ):
         (folder / name).write_bytes(SECRET)
     before = tree(folder)
     yield folder
@@ -377,7 +385,7 @@ def test_a_writer_writes_through_no_link(tmp_path: Path, outside: Path, link: st
 def test_a_sweep_stays_in_the_folder(tmp_path: Path, outside: Path, name: str) -> None:
     build(tmp_path / "bank")
     (tmp_path / "bank" / name).symlink_to(outside)
-    (tmp_path / "bank" / ".own.1-00000000.tmp").symlink_to(outside / "victim.txt")
+    (tmp_path / "bank" / ".own.99999999-00000000.tmp").symlink_to(outside / "victim.txt")
     build(tmp_path / "bank", restart=True)
     assert (tmp_path / "bank" / name).is_symlink()
 
