@@ -6,6 +6,7 @@ fingerprints before anything is loaded: cosines between vectors of two encoders 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,9 @@ REMEDY = "Give the model that the bank was made with (--model, --tokenizer or --
 class SearchConfig:
     """What to search with, where that no longer lies where the bank says, and among which rows.
 
-    model, encoder    the bank's own under another name: a folder or hub id, or package.module:factory
+    model             the bank's model where it is now: a folder or hub id (default: where the bank says)
+    encoder           the encoder of a bank that was made with one, package.module:factory: code, so it is run only if it is named
+                      here, or the bank's with trust_remote_code
     tokenizer         its tokenizer's other name (default: `model`, where that is given)
     kind              only texts of this kind are found
     faiss             keep a copy of the vectors in a faiss index: worth it for many single questions
@@ -89,6 +92,8 @@ class Searcher:
             from arrowbank.bank.indexed import IndexedRows
 
             self._index = IndexedRows(self.bank, self._among)
+        if _model_config(self.bank, self.config) is None:
+            _encoder_to_run(self.bank, self.config)  # before anything that takes long
         self._tokens = _tokenize_config(self.bank, self.config)
         self._tokenizer = self._load_tokenizer()
         _same(self.bank, {"tokenizer_fingerprint": tokenizer_fingerprint(self._tokenizer)}, self.bank.manifest)
@@ -150,7 +155,7 @@ class Searcher:
         """The bank's model or own encoder, once it is known to be the same."""
         model = _model_config(self.bank, self.config)
         if model is None:
-            own = load_custom_encoder(self.config.encoder or self._made["model"]["name"])
+            own = load_custom_encoder(_encoder_to_run(self.bank, self.config))
             found: Mapping[str, Any] = {"version": str(own.version), "hidden_size": int(own.hidden_size)}
             _same(self.bank, found, {**self._made["model"], "hidden_size": self.bank.hidden_size})
             return own
@@ -163,6 +168,18 @@ def one_line(text: str, width: int = SHOWN) -> str:
     """A text for a list: on one line, cut to `width` characters."""
     plain = " ".join(text.split())
     return plain if len(plain) <= width else f"{plain[: width - 1]}…"
+
+
+def _encoder_to_run(bank: FeatureBank, config: SearchConfig) -> str:
+    """The encoder that the user names; the bank's only with trust_remote_code. InputError: a bank may come from a stranger, and to
+    import what its recipe names would run any code that is importable here."""
+    named = str(bank.manifest["recipe"]["model"]["name"])
+    if config.encoder is None and not config.trust_remote_code:
+        raise InputError(
+            f"{bank.folder}: made with an encoder of somebody's own, {named!r}. Code that a bank names is not run. If you know that "
+            f"code and trust it, name it yourself (--encoder {shlex.quote(named)}), or pass --trust-remote-code."
+        )
+    return config.encoder or named
 
 
 def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None:

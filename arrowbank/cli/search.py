@@ -36,7 +36,10 @@ def search(
     ] = None,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="M", help="Its tokenizer, if apart.")] = None,
     encoder: Annotated[
-        str | None, typer.Option("--encoder", metavar="MODULE:FACTORY", help="The bank's own encoder, if it was moved.")
+        str | None,
+        typer.Option(
+            "--encoder", metavar="MODULE:FACTORY", help="The encoder of a bank that was made with one: its code is run."
+        ),
     ] = None,
     faiss: Annotated[bool, typer.Option("--faiss", help="Keep the vectors in memory with faiss: for many questions.")] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",

@@ -6,13 +6,15 @@ another card is there, which names shards that do not exist: `load_dataset` fail
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from arrowbank.bank import Bank
-from arrowbank.bank.cards import FOLDER, Description, describe_bank, fact_list, front, front_matter
+from arrowbank.bank.cards import FOLDER, Code, Description, as_code, as_text, describe_bank, fact_list, front, front_matter
 from arrowbank.bank.checks import Check
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.manifest import CARD, dataset_info
@@ -50,7 +52,7 @@ def unfinished_card(address: str) -> bytes:
     """The card while a push is on."""
     fields = {"tags": ["arrowbank"], "configs": [{"config_name": "default", "data_files": "this-push-has-not-ended/*.arrow"}]}
     text = "# A bank is being pushed\n\nNot all of it is here yet. If nobody is at it, run the same `arrowbank push` again: it goes on.\n"
-    return (front_matter(fields) + f"\n{text}\nIts place: `{address}`\n").encode()
+    return (front_matter(fields) + f"\n{text}\nIts place: {as_code(address)}\n").encode()
 
 
 def card_text(bank: Bank, address: str, checks: Sequence[Check], *, license: str | None = None, plot: bool = False) -> str:
@@ -66,12 +68,12 @@ def card_text(bank: Bank, address: str, checks: Sequence[Check], *, license: str
     }
     parts = [
         front_matter(_fields(bank, about, license)),
-        f"# {_name(address)}\n",
-        f"**{about.title}**, made by `arrowbank`: Arrow shards that `datasets` maps without a copy, and a manifest that vouches for "
-        "every byte of them.\n",
+        f"# {as_text(_name(address))}\n",
+        f"**{as_text(about.title)}**, made by `arrowbank`: Arrow shards that `datasets` maps without a copy, and a manifest that "
+        "vouches for every byte of them.\n",
         f"## Load it\n\n{_loading(about, address)}",
         f"## A sample\n\n{sample_table(bank)}",
-        *([f"![{about.title}]({PLOT})\n"] if plot else []),
+        *([f"![{as_text(about.title)}]({PLOT})\n"] if plot else []),
         f"## How it was made\n\n{fact_list(made)}\n`manifest.json` says in full what made it.\n",
         f"## Its proof\n\n`arrowbank verify`, right before it was pushed:\n\n{_proof(checks)}",
     ]
@@ -110,13 +112,16 @@ def _loading(about: Description, address: str) -> str:
     folder, blocks = _name(address), []
     place = address.removeprefix(f"{HUB}datasets/")
     if address.startswith(HUB):
-        blocks.append(f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("{place}", split="train")\n```\n')
+        blocks.append(
+            f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset({json.dumps(place)}, split="train")\n```\n'
+        )
     blocks.append(
         "Or with every byte checked against the manifest, and mapped from where it was fetched to:\n\n"
-        f'```python\nfrom arrowbank import open_bank\n\nbank = open_bank("{address}")\n```\n'
+        f"```python\nfrom arrowbank import open_bank\n\nbank = open_bank({json.dumps(address)})\n```\n"
     )
-    snippet = about.snippet.replace(FOLDER, folder)
-    blocks.append(f"In a folder of your own:\n\n```bash\narrowbank pull {place} {folder}\n```\n\n```python\n{snippet}\n```\n")
+    snippet = about.snippet.replace(f'"{FOLDER}"', json.dumps(folder))
+    command = f"arrowbank pull {shlex.quote(place)} {shlex.quote(folder)}"
+    blocks.append(f"In a folder of your own:\n\n```bash\n{command}\n```\n\n```python\n{snippet}\n```\n")
     return "\n".join(blocks)
 
 
@@ -139,11 +144,9 @@ def _digests(bank: Bank) -> dict[str, str]:
         match = DIGESTS.fullmatch(name)
         if match and isinstance(value, str):
             found[f"{match[2]} of {match[1].replace('_', ' ')}"] = value
-    return {name: f"`{value}`" for name, value in found.items()}
+    return {name: Code(value) for name, value in found.items()}
 
 
 def _proof(checks: Sequence[Check]) -> str:
-    lines = [
-        f"| {check.name} | {'ok' if check.ok else 'FAILED'} | {check.detail.replace('|', chr(92) + '|')} |" for check in checks
-    ]
+    lines = [f"| {as_text(check.name)} | {'ok' if check.ok else 'FAILED'} | {as_text(check.detail)} |" for check in checks]
     return "\n".join(["| check | | |", "| --- | --- | --- |", *lines]) + "\n"

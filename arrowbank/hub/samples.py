@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
-import re
 from typing import Any
 
 import pyarrow as pa
 
 from arrowbank.bank import Bank
+from arrowbank.bank.cards import as_text
 
 ROWS = 3
 TEXT = 80
@@ -19,7 +18,7 @@ DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64", "uint
 def sample_table(bank: Bank) -> str:
     """The first rows of `bank`, all columns."""
     table = bank.slice(0, min(ROWS, len(bank)))
-    lines = ["| " + " | ".join(table.column_names) + " |", "|" + " --- |" * table.num_columns]
+    lines = ["| " + " | ".join(map(as_text, table.column_names)) + " |", "|" + " --- |" * table.num_columns]
     lines += [
         "| " + " | ".join(_cell(table.column(name)[row]) for name in table.column_names) + " |" for row in range(table.num_rows)
     ]
@@ -36,7 +35,7 @@ def _cell(value: pa.Scalar) -> str:
         return f"`{value.as_py()[:4].hex()}…`"
     if pa.types.is_floating(kind):
         return f"{value.as_py():.4g}"
-    return _plain_text(str(value.as_py()))
+    return _text(str(value.as_py()))
 
 
 def _list(values: pa.Array) -> str:
@@ -50,11 +49,10 @@ def _list(values: pa.Array) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else _text(str(value))
 
 
-def _plain_text(text: str) -> str:
-    """A text cut short, in one line, that Markdown and HTML take for nothing but text."""
-    short = re.sub(r"\s+", " ", text).strip()
-    short = short[: TEXT - 1] + "…" if len(short) > TEXT else short
-    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", html.escape(short, quote=False))
+def _text(text: str) -> str:
+    """A text cut short."""
+    line = " ".join(text.split())
+    return as_text(f"{line[: TEXT - 1]}…" if len(line) > TEXT else line)
