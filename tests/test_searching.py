@@ -17,6 +17,8 @@ import pytest
 
 from arrowbank import BuildConfig, SearchConfig, Searcher, build
 from arrowbank.bank.features import open_features
+from arrowbank.bank.files import publish_json
+from arrowbank.bank.manifest import dataset_state, plan_digest
 from arrowbank.cli import main
 from arrowbank.corpus.scan import ScanConfig
 from arrowbank.corpus.tokenize import TokenizeConfig
@@ -63,7 +65,7 @@ def own_bank(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: Path
 @pytest.mark.parametrize("which", ["bank", "own_bank"])
 def test_a_text_of_the_bank_gets_the_vector_that_the_bank_has_for_it(which: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(which)
-    searcher = Searcher(folder)
+    searcher = Searcher(folder, SearchConfig(encoder="tests.banks:TableEncoder" if which == "own_bank" else None))
     texts = searcher.bank.dataset["text"]
     vectors = searcher.encode([f"  {text} \n" for text in texts])
     stored, _ = finish(
@@ -103,8 +105,9 @@ def test_a_model_that_was_moved_is_asked_for(wordpiece_tokenizer: Path, tmp_path
     made = make_bank(tmp_path / "own", tmp_path / "here", EncodeConfig(encoder="tests.banks:TableEncoder"))
     shutil.move(tmp_path / "here", tmp_path / "there")
     with pytest.raises(InputError, match="say where: --model M, --tokenizer M"):
-        Searcher(made)
-    assert Searcher(made, SearchConfig(tokenizer=str(tmp_path / "there"))).search(["ants"], 1)
+        Searcher(made, SearchConfig(encoder="tests.banks:TableEncoder"))
+    config = SearchConfig(encoder="tests.banks:TableEncoder", tokenizer=str(tmp_path / "there"))
+    assert Searcher(made, config).search(["ants"], 1)
 
 
 def test_other_weights_are_refused(bank: Path, tiny_bert: Path, tmp_path: Path) -> None:
@@ -128,6 +131,34 @@ def test_another_version_of_ones_own_encoder_is_refused(own_bank: Path) -> None:
     with pytest.raises(ContractError, match="version is '1', that of what would search it '2'") as caught:
         Searcher(own_bank, SearchConfig(encoder="tests.banks:OtherVersion"))
     assert caught.value.field == "version"
+
+
+def test_an_encoder_that_only_the_bank_names_is_not_run(
+    own_bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its module would leave a file behind when it is imported. The user may name it, or another one, or trust what the bank names."""
+    module = "named_by_a_bank"
+    (tmp_path / f"{module}.py").write_text(
+        "from pathlib import Path\nfrom tests.banks import TableEncoder as factory\n"
+        f"(Path({str(tmp_path)!r}) / 'ran').write_text('yes')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    bank = shutil.copytree(own_bank, tmp_path / "bank")
+    manifest = json.loads((bank / "manifest.json").read_text())
+    manifest["recipe"]["model"]["name"] = manifest["model_path"] = f"{module}:factory"
+    manifest["plan_digest"] = plan_digest(manifest["kind"], manifest["recipe"])
+    (bank / "manifest.json").write_text(json.dumps(manifest))
+    publish_json(bank / "state.json", dataset_state(["data-00000.arrow"], manifest["plan_digest"]))
+    for config in (None, SearchConfig(), SearchConfig(tokenizer=manifest["tokenizer"], kind="query")):
+        with pytest.raises(InputError, match=rf"'{module}:factory'\. Code that a bank names is not run"):
+            Searcher(bank, config)
+    assert main(["search", str(bank), "bees"]) == 2
+    assert f"--encoder {module}:factory" in capsys.readouterr().err
+    assert Searcher(bank, SearchConfig(encoder="tests.banks:TableEncoder")).search(["bees"], 1)
+    assert not (tmp_path / "ran").exists()
+    assert main(["search", str(bank), "bees", "--trust-remote-code"]) == 0
+    assert (tmp_path / "ran").exists()
+    assert Searcher(bank, SearchConfig(encoder=f"{module}:factory")).search(["bees"], 1)
 
 
 def test_a_model_is_no_encoder_and_an_encoder_no_model(bank: Path, own_bank: Path, tiny_bert: Path) -> None:
