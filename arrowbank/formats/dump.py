@@ -223,8 +223,10 @@ def _file_of(line: bytes) -> str:
     except ValueError as error:
         raise _BadSample(f"not JSON ({error})") from None
     name = next((entry[key] for key in FILE_NAMES if key in entry), None) if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not name.isprintable() or not name:
+    if not isinstance(name, str) or not name:
         raise _BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
+    if not name.isprintable():
+        raise _BadSample(f"not the name of a file ({name!r} has characters that cannot be printed)")
     return name
 
 
