@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?= -n 2
 
-.PHONY: demo demo-heal test test-fast coverage lint format docs check bench clean
+.PHONY: demo demo-heal test test-fast coverage lint format docs check bench soak clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python recipes/demo_bank.py
@@ -43,6 +43,12 @@ check: lint test docs
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
+
+# Kills, full disks, damage and mutated inputs for so many minutes; the figures add up in STATE
+MINUTES ?= 10
+STATE ?= soak.json
+soak: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --state $(STATE)
 
 clean:
 	rm -rf $(VENV) build dist site coverage *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

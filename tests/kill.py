@@ -127,7 +127,7 @@ def _last_word(reader: Connection) -> Outcome:
 def _child(
     writer: Connection, moment: int, target: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    counter = _count_moments(moment)
+    counter = count_moments(moment)
     writer.send("up")
     error = ""
     try:
@@ -137,7 +137,7 @@ def _child(
     writer.send((counter[0], error))
 
 
-def _count_moments(moment: int) -> list[int]:
+def count_moments(moment: int) -> list[int]:
     """Wrap the publish steps of `os` so that this process dies at its `moment`-th moment; gives the running count."""
     me, counter = os.getpid(), [0]
 
