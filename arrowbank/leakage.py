@@ -86,5 +86,5 @@ def read_audit(path: str | Path) -> Audit:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}). Give the file that `arrowbank audit --out FILE` wrote."
         ) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not an audit ({error}). Give the file that `arrowbank audit --out FILE` wrote.") from None

@@ -38,6 +38,8 @@ LAYERS: dict[str, float] = {
     "": 8,  # arrowbank/__init__.py names everything, lazily
 }
 STAGE = 3
+# the two places that catch everything: an exception inside a check becomes that check's FAIL line; the outer net of the command line
+BROAD = {"bank/checks.py": "attempt", "cli/__init__.py": "main"}
 FRIENDS = {("bank", "plan"), ("__main__", "")}  # same layer, and one way only
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "matplotlib", "pyarrow", "numpy", "typer", "rich")
@@ -92,10 +94,17 @@ def test_modules_are_plain(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
     assert not text.strip() or ast.get_docstring(tree), f"{path}: a module starts with what it is"
+    allowed = {id(node) for node in broad_handlers_of(tree, BROAD.get(path.relative_to(PACKAGE).as_posix(), ""))}
     for node in ast.walk(tree):
         assert not isinstance(node, ast.Assert), f"{path}:{getattr(node, 'lineno', 0)}: assert is not for the package"
-        if isinstance(node, ast.ExceptHandler):
+        if isinstance(node, ast.ExceptHandler) and id(node) not in allowed:
             assert_narrow(path, node)
+
+
+def broad_handlers_of(tree: ast.Module, function: str) -> list[ast.ExceptHandler]:
+    """The last handler of the function that may be broad."""
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    return [[node for node in ast.walk(one) if isinstance(node, ast.ExceptHandler)][-1] for one in found]
 
 
 def assert_narrow(path: Path, handler: ast.ExceptHandler) -> None:

@@ -17,6 +17,7 @@ import pytest
 from arrowbank import open_bank
 from arrowbank.bank import BankWriter
 from arrowbank.engine import run
+from arrowbank.engine.crew import WorkerFailed
 from arrowbank.errors import BadVector, InputError, WorkerDied
 from arrowbank.plan import Shard, shard_ranges
 from tests.kill import kill_after, tree_bytes
@@ -144,7 +145,7 @@ def test_an_error_of_ours_arrives_as_itself(tmp_path: Path, engine: str, workers
 
 @pytest.mark.parametrize(("engine", "workers"), CREWS)
 def test_any_other_error_arrives_with_its_traceback(tmp_path: Path, engine: str, workers: int) -> None:
-    with pytest.raises(WorkerDied, match=r"(?s)in stumble.*a mistake of the worker's own"):
+    with pytest.raises(WorkerFailed, match=r"(?s)worker.*in stumble.*a mistake of the worker's own"):
         build(tmp_path / "bank", Numbers(tmp_path / "notes", stumble), engine, workers)
 
 

@@ -27,8 +27,11 @@ class ShardedColumn:
     starts: Rows
 
     def take(self, rows: npt.ArrayLike) -> npt.NDArray[Any]:
-        """The values of `rows` in the order given, [n, W], as a new array."""
+        """The values of `rows` in the order given, [n, W], as a new array. IndexError for a row that is not there."""
         wanted = np.asarray(rows, np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self.starts[-1]:
+            bad = wanted[(wanted < 0) | (wanted >= self.starts[-1])][0]
+            raise IndexError(f"row {bad} of {self.starts[-1]} rows; rows count from 0 (−1 stands for a text that is absent)")
         out = np.empty((len(wanted), self.parts[0].shape[1]), self.parts[0].dtype)
         shard_of = np.searchsorted(self.starts, wanted, side="right") - 1
         for shard in np.unique(shard_of):

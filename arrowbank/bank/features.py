@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists, values_of
-from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, KeyFile, text_keys
+from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, SortedKeys, text_keys
+from arrowbank.bank.npyfile import map_npy
 from arrowbank.bank.reader import Bank, open_committed
-from arrowbank.errors import InputError
+from arrowbank.errors import CorruptBank, InputError
 
 KIND = "features"
 MATRIX_FILE = "features.f16.npy"
@@ -31,29 +32,46 @@ class FeatureBank(Bank):
 
     @cached_property
     def matrix(self) -> Vectors:
-        """All vectors, [N, D] float16, memory-mapped from the mirror. InputError for a bank built without one."""
-        path = self.folder / MATRIX_FILE
-        if MATRIX_FILE not in {entry["name"] for entry in self.manifest["files"]}:
+        """All vectors, [N, D] float16, memory-mapped from the mirror. InputError for a bank built without one, CorruptBank where the
+        file is not that array or the bank changed since it was opened."""
+        if MATRIX_FILE not in self.entries:
             raise InputError(
                 f"{self.folder}: built with --no-mirror, so there is no matrix to map. Use .take(rows) or .vectors(texts), "
                 "which read the Arrow shards."
             )
-        mapped: Vectors = np.load(path, mmap_mode="r")
-        return mapped
+        return self._array(MATRIX_FILE, np.dtype("<f2"), (len(self), self.hidden_size))
 
     @cached_property
     def features(self) -> ShardedColumn:
         """The vectors in the Arrow shards: [n_i, D] float16 a shard, memory-mapped."""
-        return ShardedColumn([fixed_lists(batch.column("features")) for batch in self.shards()], self.starts)
+        return ShardedColumn([fixed_lists(part) for part in self.parts("features")], self.starts)
 
     @cached_property
     def digests(self) -> ShardedColumn:
         """The texts' sha1 in the Arrow shards: [n_i, 20] uint8 a shard, memory-mapped."""
-        return ShardedColumn([fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in self.shards()], self.starts)
+        return ShardedColumn([fixed_bytes(part, SHA1_BYTES) for part in self.parts("sha1")], self.starts)
 
     @cached_property
-    def _keys(self) -> KeyFile:
-        return KeyFile(self.folder / KEY_FILE)
+    def key_table(self) -> npt.NDArray[np.uint64]:
+        """The sorted key file, [2, N] uint64, memory-mapped: see `keys`."""
+        return self._array(KEY_FILE, np.dtype("<u8"), (2, len(self)))
+
+    @cached_property
+    def _keys(self) -> SortedKeys:
+        return SortedKeys(self.key_table, self.folder / KEY_FILE)
+
+    def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """A mapped file of this bank. CorruptBank where it is not that array, or the bank changed since it was opened."""
+        with self.opening(name) as path:
+            try:
+                mapped = map_npy(path)
+            except (ValueError, OSError) as error:
+                raise CorruptBank(f"{path}: not readable as .npy ({error}). Restore it or rebuild the bank.") from None
+        if mapped.dtype != dtype or mapped.shape != shape:
+            raise CorruptBank(
+                f"{path}: {mapped.dtype} of shape {mapped.shape}, expected {dtype} of {shape}. Restore it or rebuild the bank."
+            )
+        return mapped
 
     def take(self, rows: npt.ArrayLike) -> Vectors:
         """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards."""
@@ -65,7 +83,7 @@ class FeatureBank(Bank):
         import pyarrow.compute as pc
 
         # by way of numbers: a column of bits becomes no array without pandas
-        equal = [pc.cast(pc.equal(batch.column("kind"), kind), pa.uint8()) for batch in self.shards()]
+        equal = [pc.cast(pc.equal(part, kind), pa.uint8()) for part in self.parts("kind")]
         found: npt.NDArray[np.bool_] = np.concatenate([values_of(column) for column in equal]) != 0
         return found
 
@@ -93,9 +111,9 @@ class FeatureBank(Bank):
 
 def open_features(folder: str | Path, expect: Mapping[str, Any] | None = None) -> FeatureBank:
     """Open a committed feature bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
-    path, manifest = open_committed(folder, expect)
+    path, manifest, commit = open_committed(folder, expect)
     if manifest["kind"] != KIND:
         raise InputError(
             f"{folder}: a bank of {manifest['kind']}, expected features. Give a folder that `arrowbank encode` has written."
         )
-    return FeatureBank(path, manifest)
+    return FeatureBank(path, manifest, commit)

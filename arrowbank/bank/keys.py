@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import ShardedColumn
+from arrowbank.errors import CorruptBank
 
 KEY_FILE = "keys.npy"
 SHA1_BYTES = 20
@@ -44,13 +45,17 @@ def sorted_keys(digests: Digests) -> npt.NDArray[np.uint64]:
 
 
 class SortedKeys:
-    """Looks up rows by key in what `sorted_keys` gave."""
+    """Looks up rows by key in what `sorted_keys` gave; `place` is where that is stored, for errors."""
 
-    def __init__(self, table: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, table: npt.NDArray[np.uint64], place: Path | str = "the keys") -> None:
         self._keys, self._rows = table
+        self._place = place
 
     def find(self, digests: Digests, stored: ShardedColumn) -> npt.NDArray[np.int64]:
-        """The row of each digest, −1 where it is absent; `stored` has the full digests of all rows, [N, 20] uint8."""
+        """The row of each digest, −1 where it is absent; `stored` has the full digests of all rows, [N, 20] uint8.
+
+        CorruptBank for a row that the bank does not have.
+        """
         wanted = prefixes(digests)
         at = np.searchsorted(self._keys, wanted)
         rows = np.full(len(digests), -1, np.int64)
@@ -60,15 +65,14 @@ class SortedKeys:
             unsure = unsure[self._keys[at[unsure]] == wanted[unsure]]
             if not len(unsure):
                 return rows
-            candidates = self._rows[at[unsure]].astype(np.int64)
+            candidates = self._rows[at[unsure]]
+            if (candidates >= stored.starts[-1]).any():
+                raise CorruptBank(
+                    f"{self._place}: names row {candidates.max()} of a bank of {stored.starts[-1]} rows. Restore it or rebuild the "
+                    "bank; `arrowbank verify` finds what else is damaged."
+                )
+            candidates = candidates.astype(np.int64)
             hit = (stored.take(candidates) == digests[unsure]).all(axis=1)
             rows[unsure[hit]] = candidates[hit]
             unsure = unsure[~hit]
             at[unsure] += 1
-
-
-class KeyFile(SortedKeys):
-    """The same in the mapped key file at `path`."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(np.load(path, mmap_mode="r"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +20,7 @@ from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys
 from arrowbank.bank.manifest import shard_name
+from arrowbank.bank.shardfile import map_shard
 from arrowbank.bank.writer import BankWriter
 
 INDEX_FILE = "index.json"
@@ -79,8 +79,4 @@ def write_keys(bank: BankWriter, *, rows: int) -> None:
 def finished_batches(bank: BankWriter) -> Sequence[pa.RecordBatch]:
     """The finished shards of a bank that is being written, memory-mapped, in row order."""
     paths = [bank.folder / shard_name(index) for index in sorted(bank.done_shards)]
-    return [_batch(path) for path in paths]
-
-
-def _batch(path: Path) -> pa.RecordBatch:
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
+    return [map_shard(path) for path in paths]

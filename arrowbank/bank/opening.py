@@ -27,8 +27,8 @@ def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None, *, pr
     Raises InputError (no bank), IncompleteBank (not committed), ContractError (not what was expected), CorruptBank (files
     missing, cut or unreadable), and for addresses RemoteError, MissingDependency, DiskFull.
     """
-    path, manifest = open_committed(folder, expect, progress=progress)
-    return CLASSES.get(manifest["kind"], Bank)(path, manifest)
+    path, manifest, commit = open_committed(folder, expect, progress=progress)
+    return CLASSES.get(manifest["kind"], Bank)(path, manifest, commit)
 
 
 def open_texts_behind(tokens: Bank, folder: str | Path | None = None) -> Bank:

@@ -1,7 +1,8 @@
 """Opening a committed bank: nothing is believed that is cheap to check, and nothing is read that is not asked for.
 
-Sizes and row counts of every shard are checked on opening (a stream file cut at a batch boundary otherwise loads short and
-silently); hashes are `verify`'s. Columns are zero-copy arrays over the memory-mapped shards.
+Sizes, row counts and column types of every shard are checked on opening (a stream file cut at a batch boundary otherwise loads short
+and silently); the offsets and the text of a column are checked when it is first used; hashes are `verify`'s. Columns are zero-copy
+arrays over the memory-mapped shards. Files that are opened later are those of the commit that was opened (see `commits`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from arrowbank.bank.commits import Commit
 from arrowbank.bank.files import sha256_of
+from arrowbank.bank.kinds import check_columns, check_fields
 from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_json, read_manifest, shard_name
+from arrowbank.bank.shardfile import check_values, map_shard
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
 from arrowbank.progress import SILENT, Progress
 
@@ -32,7 +37,8 @@ EXPECT_ALIASES = {"model": "model_path", "max_tokens": "max_key_tokens", "dim": 
 class Bank:
     """A committed bank, read-only. `len(bank)` is its rows; `entries` is what the manifest says of each file, by name."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, commit: Commit) -> None:
+        self._commit = commit
         self.folder = folder
         self.manifest = manifest
         self.kind: str = manifest["kind"]
@@ -43,6 +49,8 @@ class Bank:
         self.starts: npt.NDArray[np.int64] = np.cumsum([0, *self.shard_rows])
         self._check_files()
         self._batches = [self._map(index) for index in range(len(self.shard_names))]
+        self._checked: set[tuple[int, str]] = set()
+        commit.require_unchanged()
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -65,11 +73,7 @@ class Bank:
 
     def _map(self, index: int) -> pa.RecordBatch:
         path = self.folder / self.shard_names[index]
-        try:
-            stream = pa.ipc.open_stream(pa.memory_map(str(path)))
-            batch = stream.read_next_batch()
-        except (pa.ArrowInvalid, StopIteration, OSError) as error:
-            raise CorruptBank(f"{path}: not readable as an Arrow stream ({error}). Restore it or make it again.") from None
+        batch = map_shard(path, lambda schema: check_columns(path, schema, self.manifest))
         if batch.num_rows != self.shard_rows[index]:
             raise CorruptBank(f"{path}: {batch.num_rows} rows, the manifest says {self.shard_rows[index]}.")
         return batch
@@ -92,8 +96,10 @@ class Bank:
     def check_hashes(self, beside: Sequence[str] = ()) -> None:
         """Read every shard whole, and the files `beside` them; CorruptBank when bytes are not those that were committed."""
         names = [*self.shard_names, *beside]
+        self._commit.require_unchanged()
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda name: sha256_of(self.folder / name), names))
+        self._commit.require_unchanged()
         for name, sha256 in zip(names, found, strict=True):
             if sha256 != self.entries[name]["sha256"]:
                 raise CorruptBank(
@@ -103,46 +109,90 @@ class Bank:
 
     @property
     def columns(self) -> list[str]:
-        return list(self._batches[0].schema.names)
+        return list(self.schema.names)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns of shard 0."""
+        return self._batches[0].schema
 
     def shard(self, index: int) -> pa.RecordBatch:
-        """Shard `index` as a memory-mapped record batch."""
+        """Shard `index` as a memory-mapped record batch. CorruptBank where its offsets or its text are damaged."""
+        self._check(index, self._batches[index].schema.names)
         return self._batches[index]
 
     def shards(self) -> Iterator[pa.RecordBatch]:
-        """All shards in row order, memory-mapped."""
-        return iter(self._batches)
+        """All shards in row order, memory-mapped. CorruptBank as in `shard`."""
+        return map(self.shard, range(len(self._batches)))
+
+    def parts(self, column: str) -> list[pa.Array]:
+        """One column of every shard, memory-mapped; no other column is looked at. CorruptBank as in `shard`."""
+        for index in range(len(self._batches)):
+            self._check(index, [column])
+        return [batch.column(column) for batch in self._batches]
 
     def slice(self, start: int, stop: int, columns: list[str] | None = None) -> pa.Table:
-        """Rows start … stop − 1 as a zero-copy table of `columns` (all)."""
+        """Rows start … stop − 1 as a zero-copy table of `columns` (all). CorruptBank as in `shard`."""
         batches = []
         for index, batch in enumerate(self._batches):
             low, high = max(start, int(self.starts[index])), min(stop, int(self.starts[index + 1]))
             if low < high:
+                self._check(index, columns or batch.schema.names)
                 piece = batch.slice(low - int(self.starts[index]), high - low)
                 batches.append(piece.select(columns) if columns else piece)
-        schema = self._batches[0].schema
-        wanted = pa.schema([schema.field(name) for name in columns]) if columns else schema
+        wanted = pa.schema([self.schema.field(name) for name in columns]) if columns else self.schema
         return pa.Table.from_batches(batches, wanted)
+
+    def _check(self, index: int, columns: Sequence[str]) -> None:
+        """Check the values of some columns of a shard that nobody has used yet."""
+        for name in columns:
+            if (index, name) not in self._checked:
+                check_values(self.folder / self.shard_names[index], name, self._batches[index].column(name))
+                self._checked.add((index, name))
+
+    @contextmanager
+    def opening(self, name: str) -> Iterator[Path]:
+        """The path of a file of this bank, for a block that opens it: `with bank.opening(name) as path`.
+
+        CorruptBank where the folder holds another commit than the one that was opened, before the block or after it.
+        """
+        self._commit.require_unchanged()
+        yield self.folder / name
+        self._commit.require_unchanged()
 
     @cached_property
     def dataset(self) -> datasets.Dataset:
-        """What `datasets.load_from_disk(folder)` gives."""
+        """What `datasets.load_from_disk(folder)` gives. All offsets and texts are checked first, as in `shard`, because `datasets`
+        follows them unchecked.
+
+        CorruptBank where `datasets` refuses the folder, or the folder holds another commit than the one that was opened.
+        """
         from datasets import load_from_disk
 
-        return load_from_disk(str(self.folder))
+        for _ in self.shards():
+            pass
+        with self.opening(STATE) as state:
+            try:
+                return load_from_disk(str(self.folder))
+            except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                raise CorruptBank(
+                    f"{state}: `datasets` cannot load the bank ({type(error).__name__}: {error}). Run `arrowbank verify` to find the "
+                    "damaged file; restore it or rebuild the bank."
+                ) from error
 
 
 def open_committed(
     folder: str | Path, expect: Mapping[str, Any] | None = None, *, progress: Progress = SILENT
-) -> tuple[Path, Manifest]:
-    """The folder and manifest of a committed bank that is what `expect` says. An address (`hf://…`, `s3://…`) is fetched first.
+) -> tuple[Path, Manifest, Commit]:
+    """The folder, manifest and commit of a committed bank that is what `expect` says. An address (`hf://…`, `s3://…`) is fetched
+    first.
 
-    Raises InputError (no bank there), IncompleteBank (not committed), ContractError (a field differs).
+    Raises InputError (no bank there), IncompleteBank (not committed), ContractError (a field differs), CorruptBank (a field lacks).
     """
     folder = local_folder(folder, progress)
+    commit = Commit.of(folder)  # before the manifest is read: what is read then is of this commit, or `Bank` finds out
     manifest = read_manifest(folder)
-    if not (folder / STATE).is_file() or not manifest.get("complete"):
+    if commit is None or not manifest.get("complete"):
         total = manifest.get("text_count")
         raise IncompleteBank(
             f"{folder}: not committed (complete is {str(manifest.get('complete')).lower()}, {manifest.get('rows')} rows of "
@@ -150,7 +200,8 @@ def open_committed(
             "it goes on where it stopped."
         )
     check_contract(folder, manifest, expect or {})
-    return folder, manifest
+    check_fields(folder, manifest)
+    return folder, manifest, commit
 
 
 def local_folder(folder: str | Path, progress: Progress = SILENT) -> Path:

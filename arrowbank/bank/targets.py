@@ -21,6 +21,7 @@ from arrowbank.bank.columns import list_values, nested_lists, values_of
 from arrowbank.bank.floats import Bits, fp8_decode
 from arrowbank.bank.manifest import Manifest, canonical_json
 from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
 
 KIND = "targets"
@@ -157,7 +158,7 @@ class TargetBank(Bank):
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        return np.concatenate([values_of(batch.column("seq_len")).astype(np.int64) for batch in self.shards()])
+        return np.concatenate([values_of(part).astype(np.int64) for part in self.parts("seq_len")])
 
     def read(self, row: int) -> TargetSample:
         if not 0 <= row < len(self):
@@ -172,26 +173,31 @@ class TargetBank(Bank):
     def _view(self, index: int) -> _ShardRows:
         """The columns of shard `index`, made when they are first asked for."""
         if index not in self._views:
-            self._views[index] = _ShardRows(self.shard(index), self.facts)
+            self._views[index] = _ShardRows(self.shard(index), self.facts, self.folder / self.shard_names[index])
         return self._views[index]
 
 
 class _ShardRows:
     """The columns of one shard as arrays over the mapped file."""
 
-    def __init__(self, batch: pa.RecordBatch, facts: TargetFacts) -> None:
+    def __init__(self, batch: pa.RecordBatch, facts: TargetFacts, path: Path) -> None:
         self._facts = facts
         self._names = batch.column("sample")
         self._ids, self._starts = list_values(batch.column("input_ids"))
-        self._masks, _ = list_values(batch.column("loss_mask"))
+        self._masks, mask_starts = list_values(batch.column("loss_mask"))
         self._taps, self._hidden_starts = nested_lists(batch.column("target_hidden_states"))
-        self._last, _ = nested_lists(batch.column("target_last_hidden_states"))
+        self._last, last_starts = nested_lists(batch.column("target_last_hidden_states"))
         self._positions: npt.NDArray[np.int32] | None = None
+        beside = {"target_last_hidden_states": last_starts}
         if facts.spans == "supervised":
-            self._positions, _ = list_values(batch.column("hidden_positions"))
+            self._positions, beside["hidden_positions"] = list_values(batch.column("hidden_positions"))
         if facts.codec == "fp8":
-            self._tap_scales, _ = nested_lists(batch.column("target_hidden_scales"))
-            self._last_scales, _ = list_values(batch.column("target_last_hidden_scales"))
+            self._tap_scales, beside["target_hidden_scales"] = nested_lists(batch.column("target_hidden_scales"))
+            self._last_scales, beside["target_last_hidden_scales"] = list_values(batch.column("target_last_hidden_scales"))
+        require_same_lengths(path, self._starts, {"loss_mask": mask_starts})
+        require_same_lengths(path, self._hidden_starts, beside)
+        if facts.spans == "all":
+            require_same_lengths(path, self._starts, {"target_hidden_states": self._hidden_starts})
 
     def sample(self, row: int) -> TargetSample:
         tokens = slice(int(self._starts[row]), int(self._starts[row + 1]))
@@ -247,10 +253,10 @@ def manifest_of(facts: TargetFacts) -> dict[str, Any]:
 
 def open_target_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetBank:
     """Open a committed target bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
-    path, manifest = open_committed(folder, expect)
+    path, manifest, commit = open_committed(folder, expect)
     if manifest["kind"] != KIND:
         raise InputError(
             f"{folder}: a bank of {manifest['kind']}, expected targets. Give a folder that `arrowbank targets import` or "
             "`targets capture` has written."
         )
-    return TargetBank(path, manifest)
+    return TargetBank(path, manifest, commit)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import fixed_list_column, fixed_lists, list_values, nested_lists, number_column, values_of
 from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,17 +79,17 @@ class TrunkBank(Bank):
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
         """Real tokens of every window, [N]."""
-        return np.concatenate([values_of(batch.column("length")) for batch in self.shards()])
+        return np.concatenate([values_of(part) for part in self.parts("length")])
 
     @cached_property
     def held_out(self) -> npt.NDArray[np.bool_]:
         """Which windows are kept from training, [N]."""
-        return np.array([value for batch in self.shards() for value in batch.column("held_out").to_pylist()], np.bool_)
+        return np.array([value for part in self.parts("held_out") for value in part.to_pylist()], np.bool_)
 
     @cached_property
     def set_names(self) -> list[str]:
         """The data set of every window, [N]."""
-        return [value for batch in self.shards() for value in batch.column("set").to_pylist()]
+        return [value for part in self.parts("set") for value in part.to_pylist()]
 
     @property
     def held_out_rows(self) -> npt.NDArray[np.int64]:
@@ -121,21 +122,23 @@ class TrunkBank(Bank):
     def _view(self, index: int) -> _ShardRows:
         """The columns of shard `index`, made when they are first asked for."""
         if index not in self._views:
-            self._views[index] = _ShardRows(self.shard(index))
+            self._views[index] = _ShardRows(self.shard(index), self.folder / self.shard_names[index])
         return self._views[index]
 
 
 class _ShardRows:
     """The columns of one shard as arrays over the mapped file."""
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, path: Path) -> None:
         self._batch = batch
         self._ids = fixed_lists(batch.column("input_ids"))
         self._lengths, self._numbers = values_of(batch.column("length")), values_of(batch.column("window"))
         self._topk_ids, self._starts = nested_lists(batch.column("topk_ids"))
-        self._probs, _ = nested_lists(batch.column("topk_probs"))
-        self._tail, _ = list_values(batch.column("tail_mass"))
-        self._hidden, _ = nested_lists(batch.column("hidden"))
+        beside = {}
+        self._probs, beside["topk_probs"] = nested_lists(batch.column("topk_probs"))
+        self._tail, beside["tail_mass"] = list_values(batch.column("tail_mass"))
+        self._hidden, beside["hidden"] = nested_lists(batch.column("hidden"))
+        require_same_lengths(path, self._starts, beside)
 
     def window(self, row: int) -> TrunkWindow:
         rows = slice(int(self._starts[row]), int(self._starts[row + 1]))
@@ -211,9 +214,9 @@ def open_trunk(folder: str | Path, expect: Mapping[str, Any] | None = None) -> T
 
     Raises what `open_bank` raises, and InputError for a bank of another kind.
     """
-    path, manifest = open_committed(folder, expect)
+    path, manifest, commit = open_committed(folder, expect)
     if manifest["kind"] != KIND:
         raise InputError(
             f"{folder}: a bank of {manifest['kind']}, expected a trunk bank. Give a folder that `arrowbank trunk build` has written."
         )
-    return TrunkBank(path, manifest)
+    return TrunkBank(path, manifest, commit)

@@ -1,25 +1,27 @@
-"""Proving a bank: everything that opening it takes on trust is read and checked.
+"""Verifying a bank: everything that opening it takes on trust is read and checked.
 
-Each check has its own line. A check that fails says where; a bank that cannot be opened is one failed check, never an
-exception.
+Each check has its own line. A check that fails says where. A bank that cannot be opened and an exception inside a check are
+failed checks with the file, never an exception of `verify`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.checks import Check, found_wrong
+from arrowbank.bank.checks import Check, attempt, found_wrong, run_check
 from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values, values_of
 from arrowbank.bank.features import MATRIX_FILE, FeatureBank
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys, text_keys
-from arrowbank.bank.manifest import INFO, SHARD_NAME, dataset_info, read_json
+from arrowbank.bank.manifest import INFO, MANIFEST, SHARD_NAME, dataset_info, read_json
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank
@@ -27,7 +29,6 @@ from arrowbank.bank.target_checks import target_checks
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.bank.trunk_checks import taps_check, trunk_checks
-from arrowbank.errors import ArrowbankError
 from arrowbank.progress import SILENT, Progress
 
 # float16 keeps 11 bits: each of D rounded components is off by at most 2^-12 of itself, and so is the norm
@@ -36,22 +37,26 @@ NORM_TOLERANCE = 2.0**-11
 
 def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
     """All checks of the bank in `folder`. `quick` looks at sizes and row counts only."""
-    try:
+    with attempt(Path(folder) / MANIFEST) as failures:
         bank = open_bank(folder, progress=progress)
-    except ArrowbankError as error:
-        return [Check("opens", False, str(error))]
+    if failures:
+        return [Check("opens", False, failures[0])]
+    manifest = bank.folder / MANIFEST
     checks = [
         Check("opens", True, f"committed, {len(bank):,} rows in {len(bank.shard_names)} shards, sizes and row counts right")
     ]
     if quick:
         return checks
     with progress.phase("verify", sum(entry["bytes"] for entry in bank.manifest["files"]), unit="bytes") as phase:
-        checks.append(_hashes(bank, phase.advance))
-    checks += [_strays(bank), _types(bank)]
-    if (readable := _readable(bank)) is not None:
-        return [*checks, readable]
-    checks += [check(bank) for check in _CHECKS.get(bank.kind, ())]
-    return checks + _of_windows(bank)
+        checks += run_check("hashes", manifest, lambda: _hashes(bank, phase.advance))
+    checks += run_check("shards", manifest, lambda: _strays(bank)) + run_check(
+        "types", bank.folder / INFO, lambda: _types(bank)
+    )
+    if unreadable := _unreadable(bank):
+        return [*checks, unreadable]
+    for name, check in _CHECKS.get(bank.kind, {}).items():
+        checks += run_check(name, manifest, partial(check, bank))
+    return checks + run_check("rows", manifest, lambda: _of_windows(bank))
 
 
 def _hashes(bank: Bank, report: Callable[[int], None]) -> Check:
@@ -71,23 +76,22 @@ def _strays(bank: Bank) -> Check:
 
 
 def _types(bank: Bank) -> Check:
-    wanted = dataset_info(bank.shard(0).schema)["features"]
-    wrong = [name for name, batch in zip(bank.shard_names, bank.shards(), strict=True) if batch.schema != bank.shard(0).schema]
+    wanted = dataset_info(bank.schema)["features"]
+    wrong = [name for name, batch in zip(bank.shard_names, bank.shards(), strict=True) if batch.schema != bank.schema]
     if read_json(bank.folder / INFO).get("features") != wanted:
         wrong.append(INFO)
     return found_wrong("types", wrong, f"columns {', '.join(bank.columns)}", "other column types in")
 
 
-def _readable(bank: Bank) -> Check | None:
-    """The failed check of a bank whose bytes are no values of its columns' types (an offset out of range, text that is not UTF-8):
-    the other checks would stumble over them. None where all are."""
-    wrong = []
-    for name, batch in zip(bank.shard_names, bank.shards(), strict=True):
-        try:
-            batch.validate(full=True)
-        except pa.ArrowInvalid as error:
-            wrong.append(f"{name} ({str(error).splitlines()[0]})")
-    return found_wrong("values", wrong, "", "not of their columns' types in") if wrong else None
+def _unreadable(bank: Bank) -> Check | None:
+    """The failed check of a bank with a shard whose bytes are not values of its columns' types (an offset out of range, text
+    that is not UTF-8): each of the other checks would say the same. None where there is none."""
+    wrong: list[str] = []
+    for index, name in enumerate(bank.shard_names):
+        with attempt(bank.folder / name) as failures:
+            bank.shard(index)
+        wrong += failures
+    return found_wrong("values", wrong, "", "") if wrong else None
 
 
 def _text_keys(bank: Bank) -> Check:
@@ -147,27 +151,45 @@ def _mirror(bank: Bank) -> Check:
     names = {entry["name"] for entry in bank.manifest["files"]}
     if not isinstance(bank, FeatureBank) or MATRIX_FILE not in names:
         return Check("mirror", True, "none (built with --no-mirror)")
-    wrong = []
-    matrix, index = bank.matrix, read_json(bank.folder / INDEX_FILE)
-    if matrix.shape != (len(bank), bank.hidden_size) or matrix.dtype != np.float16:
-        wrong.append(f"{MATRIX_FILE} is {matrix.dtype} {matrix.shape}")
-    elif differing := [
-        row for row, part in _vector_parts(bank) if not np.array_equal(_bits(matrix[row : row + len(part)]), _bits(part))
-    ]:
-        wrong.append(f"{MATRIX_FILE} from row {differing[0]}")
-    keys = [key.hex() for batch in bank.shards() for key in batch.column("sha1").to_pylist()]
-    if list(index) != keys or list(index.values()) != list(range(len(keys))):
-        wrong.append(INDEX_FILE)
-    texts = (text for batch in bank.shards() for text in batch.column("text").to_pylist())
-    with (bank.folder / TEXTS_FILE).open(encoding="utf-8") as lines:
-        if any(json.loads(line) != text for line, text in zip(lines, texts, strict=True)):
-            wrong.append(TEXTS_FILE)
+    parts: dict[str, Callable[[FeatureBank], Iterator[str]]] = {MATRIX_FILE: _matrix, INDEX_FILE: _index, TEXTS_FILE: _texts}
+    wrong: list[str] = []
+    for name, differences in parts.items():
+        with attempt(bank.folder / name) as failures:
+            wrong += list(islice(differences(bank), 1))
+        wrong += failures
     return found_wrong("mirror", wrong, "equal to the Arrow shards", "differs from the Arrow shards:")
+
+
+def _matrix(bank: FeatureBank) -> Iterator[str]:
+    """Where the matrix differs from the shards."""
+    matrix = bank.matrix
+    for row, part in _vector_parts(bank):
+        if not np.array_equal(_bits(matrix[row : row + len(part)]), _bits(part)):
+            yield f"{MATRIX_FILE} from row {row}"
+
+
+def _index(bank: FeatureBank) -> Iterator[str]:
+    with bank.opening(INDEX_FILE) as path:
+        index = read_json(path)
+    keys = [key.hex() for batch in bank.shards() for key in batch.column("sha1").to_pylist()]
+    if not isinstance(index, dict) or list(index) != keys or list(index.values()) != list(range(len(keys))):
+        yield INDEX_FILE
+
+
+def _texts(bank: FeatureBank) -> Iterator[str]:
+    texts = (text for batch in bank.shards() for text in batch.column("text").to_pylist())
+    with bank.opening(TEXTS_FILE) as path, path.open("rb") as lines:
+        for row, (line, text) in enumerate(zip_longest(lines, texts)):
+            if line is None or text is None:
+                yield f"{TEXTS_FILE} has {'fewer' if line is None else 'more'} lines than the bank has rows ({len(bank)})"
+                return
+            if json.loads(line) != text:
+                yield f"{TEXTS_FILE} line {row + 1}"
 
 
 def _key_file(bank: Bank) -> Check:
     digests = np.concatenate([fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in bank.shards()])
-    same = np.array_equal(np.load(bank.folder / KEY_FILE), sorted_keys(digests))
+    same = isinstance(bank, FeatureBank) and np.array_equal(bank.key_table, sorted_keys(digests))
     return Check("look-up", same, f"{KEY_FILE} {'finds every text' if same else 'does not fit the sha1 column'}")
 
 
@@ -178,11 +200,11 @@ def _of_windows(bank: Bank) -> list[Check]:
     return trunk_checks(bank) if isinstance(bank, TrunkBank) else []
 
 
-_CHECKS: dict[str, tuple[Callable[[Bank], Check], ...]] = {
-    "texts": (_text_keys, _unique, _kinds),
-    "tokens": (_tokens,),
-    "features": (_text_keys, _unique, _vectors, _key_file, _mirror),
-    "taps": (taps_check,),
+_CHECKS: dict[str, dict[str, Callable[[Bank], Check]]] = {
+    "texts": {"keys": _text_keys, "unique": _unique, "kinds": _kinds},
+    "tokens": {"tokens": _tokens},
+    "features": {"keys": _text_keys, "unique": _unique, "vectors": _vectors, "look-up": _key_file, "mirror": _mirror},
+    "taps": {"taps": taps_check},
 }
 
 

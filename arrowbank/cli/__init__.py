@@ -1,24 +1,26 @@
 """The command line: `arrowbank VERB …`. Verbs import what they need when they run, so that `--help` is quick.
 
-Exit codes: 0 done, 1 a check failed, 2 bad arguments or input, 130 interrupted.
+Exit codes: 0 done, 1 a check failed, 2 bad arguments or input, 70 an internal error (a bug), 130 interrupted.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from arrowbank.bank.checks import reason
 from arrowbank.cli import heal, in2, join, look, make, search, share, targets, trunk
 from arrowbank.cli.first import interrupted, versions, welcome
 from arrowbank.cli.help import Verb, Verbs
 from arrowbank.errors import ArrowbankError
 
-INTERRUPTED = 130
+INTERNAL, INTERRUPTED = 70, 130
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
@@ -55,6 +57,9 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "What a model with an MTP draft computes itself: the teacher of that draft.",
         {"build": trunk.build},
     ),
+}
+VERB_NAMES = {verb.__name__ for verbs in VERBS.values() for verb in verbs} | {
+    f"{group} {name}" for group, (_, members) in GROUPS.items() for name in members
 }
 for panel, verbs in VERBS.items():
     for verb in verbs:
@@ -100,7 +105,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if leaving.code == INTERRUPTED:
             print(interrupted(arguments), file=sys.stderr)
         return leaving.code if isinstance(leaving.code, int) else 0
+    except Exception as error:  # noqa: BLE001  # the outer net: nothing a user gives may end here, so it is a bug and says so
+        if "--debug" in arguments:
+            traceback.print_exception(error)
+        print(internal_error(arguments, error), file=sys.stderr)
+        return INTERNAL
     return 0
+
+
+def internal_error(arguments: Sequence[str], error: Exception) -> str:
+    """What to say about an exception that nothing in arrowbank expected."""
+    from arrowbank.bank.remote.addresses import without_credentials
+
+    verb = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in VERB_NAMES), "the command line")
+    if "--debug" in arguments:
+        remedy = "Report it with the traceback above."
+    else:
+        remedy = "Run the command again with --debug for the traceback, and report it."
+    said = without_credentials(reason(error))
+    return f"arrowbank: internal error in {verb}: {said}. This is a bug in arrowbank. {remedy}"
 
 
 def _take_any_bytes() -> None:

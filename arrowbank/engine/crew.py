@@ -61,6 +61,10 @@ class Died:
     how: str
 
 
+class WorkerFailed(RuntimeError):
+    """An exception of a worker that is none of arrowbank's: a bug. The first line is its text, the rest the worker's traceback."""
+
+
 Event = Advanced | Finished | Failed | Died
 
 

@@ -17,9 +17,10 @@ from multiprocessing.context import SpawnProcess
 
 import pyarrow as pa
 
-from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job
+from arrowbank.bank.checks import reason
+from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job, WorkerFailed
 from arrowbank.engine.here import make_and_write
-from arrowbank.errors import ArrowbankError, WorkerDied
+from arrowbank.errors import ArrowbankError
 from arrowbank.plan import Shard
 
 SECONDS_TO_LEAVE = 5
@@ -108,9 +109,9 @@ def _serve(pipe: Connection, job: Job, number: int) -> None:
         make_and_write(iter(inbox.get, None), worker, write, lambda shard, units: send(Advanced(shard, units)))
     except ArrowbankError as error:
         send(Failed(error))
-    except Exception:
-        send(Failed(WorkerDied(f"worker {number} failed:\n{traceback.format_exc()}")))
-        raise
+    except Exception as error:  # noqa: BLE001  # handed to the parent, which raises it
+        send(Failed(WorkerFailed(f"worker {number}: {reason(error)}\n{traceback.format_exc()}")))
+        raise SystemExit(1) from None  # the parent says what happened, once
 
 
 def _receive(pipe: Connection, inbox: queue.SimpleQueue[Shard]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from arrowbank.bank import Receipt
-from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job, Worker
-from arrowbank.errors import ArrowbankError, MissingDependency, WorkerDied
+from arrowbank.bank.checks import reason
+from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job, Worker, WorkerFailed
+from arrowbank.errors import ArrowbankError, MissingDependency
 from arrowbank.plan import Shard
 
 try:
@@ -74,7 +75,7 @@ class RayCrew:
 
 def _cause(error: RayTaskError) -> Exception:
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, ArrowbankError) else WorkerDied(f"a worker failed:\n{error}")
+    return cause if isinstance(cause, ArrowbankError) else WorkerFailed(f"a worker: {reason(cause or error)}\n{error}")
 
 
 class _Maker:

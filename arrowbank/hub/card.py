@@ -93,7 +93,7 @@ def _fields(bank: Bank, about: Description, license: str | None) -> dict[str, An
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not Path(model).exists():
         fields["tags"] = [*fields["tags"], f"base_model:{model}"]
     types = DatasetCardData()
-    features = Features.from_dict(dataset_info(bank.shard(0).schema)["features"])
+    features = Features.from_dict(dataset_info(bank.schema)["features"])
     DatasetInfosDict({"default": DatasetInfo(features=features)}).to_dataset_card_data(types)
     return {**fields, "dataset_info": types["dataset_info"]}
 

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
+from arrowbank.bank.manifest import MANIFEST
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.in2.building import KIND, config_of
 from arrowbank.in2.config import In2Config
@@ -40,14 +41,37 @@ class Arm:
             )
         self.folder = self.bank.folder
         self.recipe: dict[str, Any] = self.bank.manifest["recipe"]
-        self.config: In2Config = config_of(self.recipe)
+        self.config = self._config()
+
+    def _config(self) -> In2Config:
+        """The options, which must be those of the rows; CorruptBank where they are not."""
+        path = self.folder / MANIFEST
+        try:
+            config = config_of(self.recipe)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CorruptBank(f"{path}: its recipe is not an arm's ({error}). Restore it or build the arm again.") from None
+        ids = self.bank.schema.field("input_ids").type
+        found, wanted = (len(self.bank), ids.list_size, str(ids.value_type)), (config.examples, config.length, config.dtype)
+        if found != wanted:
+            raise CorruptBank(
+                f"{path}: its recipe is of {wanted[0]} examples of {wanted[1]} {wanted[2]} tokens, the rows are {found[0]} of "
+                f"{found[1]} {found[2]}. Restore it or build the arm again."
+            )
+        return config
 
     @cached_property
     def raw(self) -> list[Ids] | None:
         """The raw shards, mapped; None for an arm built without them."""
         if not self.config.mirror:
             return None
-        return [np.asarray(np.memmap(self.folder / name, self.config.dtype, mode="r")) for name in raw_names(self.config)]
+        return [self._map_raw(name) for name in raw_names(self.config)]
+
+    def _map_raw(self, name: str) -> Ids:
+        try:
+            with self.bank.opening(name) as path:
+                return np.asarray(np.memmap(path, self.config.dtype, mode="r"))
+        except (OSError, ValueError) as error:
+            raise CorruptBank(f"{self.folder / name}: not readable as raw tokens ({error}). Build the arm again.") from None
 
     def fields(self) -> dict[str, Any]:
         """The mirror's manifest without its records: its last line."""
@@ -56,7 +80,7 @@ class Arm:
             last = "".join(deque(file, maxlen=1))
         try:
             found: dict[str, Any] = json.loads("{" + last.removeprefix(FIELDS))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptBank(f"{path}: its last line is not what was written ({error}). Build the arm again.") from None
         return found
 
@@ -87,8 +111,8 @@ class Arm:
     def blocks(self) -> Iterator[Block]:
         """All rows, an Arrow shard at a time."""
         placement = Placement(self.config)
-        for first, batch in zip(self.bank.starts.tolist(), self.bank.shards(), strict=False):
-            yield Block(self, batch, placement, first)
+        for first, name, batch in zip(self.bank.starts.tolist(), self.bank.shard_names, self.bank.shards(), strict=False):
+            yield Block(self, self.folder / name, batch, placement, first)
 
 
 @dataclass
@@ -96,6 +120,7 @@ class Block:
     """The rows of one Arrow shard. Arrays with a row for each triple are in the order of the rows."""
 
     arm: Arm
+    path: Path
     batch: pa.RecordBatch
     placement: Placement
     first: int

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from arrowbank.bank.checks import Check, attempt, found_wrong
 from arrowbank.bank.columns import fixed_lists, values_of
 from arrowbank.in2.blocks import LISTS, Block, Ids, Rows
 from arrowbank.in2.config import PAD_TAIL
@@ -201,14 +202,27 @@ class Finding:
     bad: str
     check: Callable[[Block], Wrong] | None = None
     wrong: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # why a block could not be checked
 
     def look(self, block: Block) -> None:
         """Check a block."""
-        if self.check:
-            self.add(self.check(block))
+        if self.check is not None:
+            self.try_to(self.check, block)
+
+    def try_to(self, check: Callable[[Block], Wrong], block: Block) -> None:
+        """Check a block with `check`; an exception is a failure of this check, with the shard."""
+        with attempt(block.path) as failures:
+            self.add(check(block))
+        self.failures += failures
 
     def add(self, examples: Wrong) -> None:
         self.wrong += [int(example) for example in examples]
+
+    def result(self) -> Check:
+        """What there is to say after all blocks."""
+        if self.failures:
+            return Check(self.name, False, self.failures[0])
+        return found_wrong(self.name, [str(example) for example in self.wrong], self.good, f"{self.bad} example")
 
 
 def findings(with_raw: bool) -> list[Finding]:

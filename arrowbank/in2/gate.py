@@ -7,8 +7,9 @@ could be said of them together.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.checks import SHOWN, Check, found_wrong
+from arrowbank.bank.checks import SHOWN, Check, attempt, run_check
 from arrowbank.bank.columns import values_of
 from arrowbank.bank.files import sha256_of
+from arrowbank.bank.manifest import MANIFEST
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats.tokenread import is_token_export
 from arrowbank.in2.blocks import Arm, Block
@@ -53,36 +55,40 @@ def verify_in2(
     arms: list[Arm] = []
     exports: list[ExportedArm] = []
     for folder in folders:
-        try:
+        with attempt(Path(folder) / MANIFEST) as failures:
             if is_token_export(Path(folder)):
                 exports.append(ExportedArm(folder))
             else:
                 arms.append(Arm(folder))
-        except ArrowbankError as error:
-            checks.append(Check("files", False, str(error)))
+        checks += [Check("files", False, failure) for failure in failures]
     refuse_other_options(arms)
     seen: list[_Seen] = []
     with progress.phase("verify", sum(len(arm.bank) for arm in arms), unit="examples") as phase:
         for arm in arms:
-            proof = _Proof(arm, fillers, [one for one in exports if one.source == arm.bank.plan_digest])
-            proof.read(phase)
-            found = proof.checks(unique_keys=unique_keys)
+            found = []
+            with attempt(arm.folder) as failures:
+                proof = _Proof(arm, fillers, [one for one in exports if one.source == arm.bank.plan_digest])
+                proof.read(phase)
+                found = proof.checks(unique_keys=unique_keys)
+                seen.append(proof.seen)
+            found += [Check("files", False, failure) for failure in failures]
             checks += (
                 [Check(f"{arm.config.arm}: {one.name}", one.ok, one.detail) for one in found] if len(folders) > 1 else found
             )
-            seen.append(proof.seen)
     known = {arm.bank.plan_digest for arm in arms}
     for one in exports:
         lonely = f"{one.export.folder}: the arm that it was made from is not among the folders. Give it, too."
-        checks += one.checks() if one.source in known else [Check(one.name, False, lonely)]
-    return checks + (_across(seen) if len(seen) > 1 else [])
+        checks += (
+            run_check(one.name, one.export.folder, one.checks) if one.source in known else [Check(one.name, False, lonely)]
+        )
+    return checks + (run_check("arms", seen[0].arm.folder, lambda: _across(seen)) if len(seen) > 1 else [])
 
 
 def refuse_other_options(arms: Sequence[Arm]) -> None:
     """InputError where two arms do not share an option that decides more than the distance."""
     for arm in arms[1:]:
         for name, option in SHARED.items():
-            mine, other = arm.recipe[name], arms[0].recipe[name]
+            mine, other = arm.recipe.get(name), arms[0].recipe.get(name)
             if mine != other:
                 values = "" if name == "fillers" else f" is {mine}, {arms[0].folder} has {other}"
                 raise InputError(
@@ -123,50 +129,56 @@ class _Proof:
         self._keys, self._twice, self._stray = KeyCounter(arm.config.vocab, arm.config.key_len), 0, 0
         self._counts = Counts()
         self._no_source = ""
+        self._failures: list[str] = []
 
     def read(self, phase: Phase) -> None:
         """Look at all blocks; at none behind one whose rows are not what they should be at all."""
         fillers: list[Filler] = []
-        try:
+        with attempt(self.arm.folder / MANIFEST) as failures:
             fillers = self.arm.fillers(self._given)
-        except ArrowbankError as error:
-            self._no_source = f"the source cannot be read: {error} Give where it is now with --filler."
+        for failure in failures:
+            self._no_source = f"the source cannot be read: {failure} Give where it is now with --filler."
         recorded = self.arm.records() if self.arm.config.mirror else iter(())
-        for block in self.arm.blocks():
-            self._counts.add(block.batch, self.arm.config)
-            self._lists.look(block)
-            if self._lists.wrong:
-                break
-            for one in self._found:
-                one.look(block)
-            if fillers:
-                self._filler.add(filler(block, fillers))
-            if self.arm.config.mirror:
-                self._records.add(records(block, list(islice(recorded, len(block.examples)))))
-                self._windows.add(block)
-            for export in self._exports:
-                export.add(block)
-            twice, stray = repeated_keys(block, self._keys)
-            self._twice, self._stray = self._twice + twice, self._stray + stray
-            self.seen.add(block)
-            phase.advance(len(block.examples))
+        with attempt(self.arm.folder) as self._failures:
+            for block in self.arm.blocks():
+                if not self._look(block, fillers, recorded):
+                    break
+                phase.advance(len(block.examples))
         self.seen.histogram = self._counts.histogram
+
+    def _look(self, block: Block, fillers: Sequence[Filler], recorded: Iterator[str]) -> bool:
+        """Look at one block; whether the next one is worth a look."""
+        self._counts.add(block.batch, self.arm.config)
+        self._lists.look(block)
+        if self._lists.wrong or self._lists.failures:
+            return False
+        for one in self._found:
+            one.look(block)
+        if fillers:
+            self._filler.try_to(partial(filler, fillers=fillers), block)
+        if self.arm.config.mirror:
+            self._records.try_to(lambda block: records(block, list(islice(recorded, len(block.examples)))), block)
+            self._windows.add(block)
+        for export in self._exports:
+            export.add(block)
+        twice, stray = repeated_keys(block, self._keys)
+        self._twice, self._stray = self._twice + twice, self._stray + stray
+        self.seen.add(block)
+        return True
 
     def checks(self, *, unique_keys: bool) -> list[Check]:
         """What there is to say of the arm."""
-        arm = self.arm
-        checks = [_files(arm), _hashes(arm), *map(_check, [self._lists, *self._found])]
-        checks.append(Check("filler", False, self._no_source) if self._no_source else _check(self._filler))
-        checks.append(_counts(arm, self._counts))
+        arm, manifest = self.arm, self.arm.folder / MANIFEST
+        checks = run_check("files", manifest, lambda: _files(arm)) + run_check("hashes", manifest, lambda: _hashes(arm))
+        checks += [one.result() for one in (self._lists, *self._found)]
+        checks += [Check("rows", False, failure) for failure in self._failures]
+        checks.append(Check("filler", False, self._no_source) if self._no_source else self._filler.result())
+        checks += run_check("counts", manifest, lambda: _counts(arm, self._counts))
         if arm.config.mirror:
-            checks += [_check(self._records), self._windows.check("windows")]
+            checks += [self._records.result(), *run_check("windows", manifest, lambda: self._windows.check("windows"))]
         strict = unique_keys or arm.config.unique_keys
         said = f"{self._twice} keys twice in their example, {self._stray} times one in the filler by chance"
         return [*checks, Check("keys", not (strict and self._twice + self._stray), said)]
-
-
-def _check(found: Finding) -> Check:
-    return found_wrong(found.name, [str(example) for example in found.wrong], found.good, f"{found.bad} example")
 
 
 def _files(arm: Arm) -> Check:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +23,7 @@ import pyarrow as pa
 from arrowbank.bank import Receipt
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.files import HashedFile
+from arrowbank.bank.shardfile import map_shard
 from arrowbank.formats.windows import STRIDES, whole_in_a_window
 from arrowbank.in2.config import PAD_TAIL, In2Config
 from arrowbank.in2.following import FollowedWriter
@@ -68,6 +68,8 @@ class Counts:
         self.examples += batch.num_rows
         self.tokens += batch.num_rows * batch.column("input_ids").type.list_size
         self.triples += len(answers)
+        if len(answers) and not 0 <= answers.min() <= answers.max() < config.length:  # else the histogram would take any memory
+            raise ValueError(f"answer_start from {answers.min()} to {answers.max()}, expected 0 to {config.length - 1}")
         self.answer_tokens += int(np.count_nonzero(fixed_lists(batch.column("answer_mask"))))
         self.synthetic_tokens += (len(answers) + len(needles) + len(decoys)) * config.span
         self.decoys_placed += int(values_of(batch.column("decoys_placed")).sum())
@@ -99,15 +101,11 @@ def survive(
     }
 
 
-def read_shard(path: Path) -> pa.RecordBatch:
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
-
-
 def count_rows(bank: FollowedWriter, config: In2Config) -> Counts:
     """The counts of all shards."""
     counts = Counts()
     for index in range(config.arrow_shards):
-        counts.add(read_shard(bank.wait_for(index)), config)
+        counts.add(map_shard(bank.wait_for(index)), config)
     return counts
 
 
@@ -157,7 +155,7 @@ class RawShards:
     def _write_raw(self, examples: range, file: HashedFile) -> None:
         rows = self._config.rows_a_shard
         for number in range(examples.start // rows, (examples.stop - 1) // rows + 1):
-            ids = fixed_lists(read_shard(self._bank.wait_for(number)).column("input_ids"))
+            ids = fixed_lists(map_shard(self._bank.wait_for(number)).column("input_ids"))
             part = ids[max(0, examples.start - number * rows) : examples.stop - number * rows]
             file.write(part)
             self._advance(len(part))
@@ -167,7 +165,7 @@ class RawShards:
         """The records first, an example a line; what they add up to is known, and stands, behind them."""
         counts = Counts()
         for number in range(self._config.arrow_shards):
-            batch = read_shard(self._bank.wait_for(number))
+            batch = map_shard(self._bank.wait_for(number))
             counts.add(batch, self._config)
             file.write(b",\n" if number else b'{"records": [\n')
             file.write(record_lines(batch, self._config).reshape(-1)[:-2])  # its last comma comes with a next shard

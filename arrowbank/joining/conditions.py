@@ -91,7 +91,7 @@ class Table:
     def values(self, name: str) -> str:
         """The values that a column has, for a person who found none: the most frequent ones, or the range of numbers."""
         bank = self._bank_of[name]
-        if pa.types.is_integer(bank.shard(0).schema.field(name).type):
+        if pa.types.is_integer(bank.schema.field(name).type):
             ends = [pc.min_max(batch.column(name)).as_py() for batch in bank.shards()]
             return f"{name} is {min(end['min'] for end in ends)} to {max(end['max'] for end in ends)}"
         if name in ("text", "sample"):
@@ -102,5 +102,5 @@ class Table:
 
 
 def _is_plain(bank: Bank, name: str) -> bool:
-    kind = bank.shard(0).schema.field(name).type
+    kind = bank.schema.field(name).type
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))

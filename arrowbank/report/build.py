@@ -18,6 +18,7 @@ from arrowbank.report.scales import number, plural, seconds
 PAUSE_SECONDS = 60.0  # a gap that is longer, and far longer than is usual, is no work
 PAUSE_TIMES = 20.0
 MOST_STEPS = 160
+MOST = 2**53  # of seconds and rows
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Pace:
 
 
 def read_pace(log: Path) -> Pace:
-    """The pace that a build.jsonl tells of. A line that was cut by a crash is passed over; without the file there is nothing."""
+    """The pace that a build.jsonl tells of. A line that is cut or damaged is passed over; without the file there is nothing."""
     events = []
     for line in log.read_text("utf-8", "replace").splitlines() if log.exists() else ():
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and event.get("event") == "shard":
+        if isinstance(event, dict) and event.get("event") == "shard" and _is_number(event.get("time"), event.get("rows")):
             events.append((float(event["time"]), int(event["rows"]), str(event.get("host"))))
     events.sort(key=lambda event: event[0])
     times = np.array([event[0] for event in events])
@@ -47,6 +48,11 @@ def read_pace(log: Path) -> Pace:
     worked = np.concatenate([[0.0], np.cumsum(np.where(pause, 0.0, gaps))])[: len(events)]
     finished = np.cumsum([event[1] for event in events], dtype=np.int64)
     return Pace(worked.tolist(), finished.tolist(), gaps[pause].tolist(), len({event[2] for event in events}))
+
+
+def _is_number(*values: object) -> bool:
+    """Whether all are numbers that a time or a row count can be."""
+    return all(type(value) in (int, float) and 0 <= value < MOST for value in values)  # type: ignore[operator]
 
 
 def pace_plots(name: str, bank: Bank, unit: str) -> list[Plot]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arrowbank.bank.checks import Check
+from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.files import human_bytes, sha256_of
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.verify import verify
@@ -43,10 +43,15 @@ def prove(bank: Bank, *, full: bool, progress: Progress) -> Proof:
     checks = verify(bank.folder, quick=not full, progress=progress)
     damaged = frozenset[str]()
     if any(check.name == "hashes" and not check.ok for check in checks):
-        damaged = frozenset(
-            entry["name"] for entry in bank.manifest["files"] if sha256_of(bank.folder / entry["name"]) != entry["sha256"]
-        )
+        damaged = frozenset(entry["name"] for entry in bank.manifest["files"] if _is_damaged(bank, entry))
     return Proof(full, checks, damaged)
+
+
+def _is_damaged(bank: Bank, entry: Mapping[str, Any]) -> bool:
+    """Whether a file's bytes are not those of the manifest, or cannot be read at all."""
+    with attempt(bank.folder / entry["name"]):
+        return sha256_of(bank.folder / entry["name"]) != str(entry["sha256"])
+    return True
 
 
 def verdict(ok: bool, words: str) -> Markup:

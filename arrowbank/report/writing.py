@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from arrowbank.bank.cards import describe_bank
-from arrowbank.bank.checks import Check
+from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.files import explained, human_bytes, publish_bytes, refuse_address
 from arrowbank.bank.info import PARTS
+from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
-from arrowbank.errors import CorruptBank, InputError
+from arrowbank.errors import InputError
 from arrowbank.leakage import read_audit
 from arrowbank.progress import SILENT, Progress
 from arrowbank.report.arms import tell_arms, tell_probes
@@ -86,7 +85,8 @@ def write_report(
 
     `banks` is one folder or address: a committed bank of any kind, a folder that `build` made, or a healing's OUT.heal; or several
     IN2 arms.
-    The page is written also where a check fails, and says so. The same banks and options give the same bytes.
+    The page is written also where a check fails, and says so; a part that cannot be made from what the bank holds is a failed check
+    with the file. The same banks and options give the same bytes.
 
     Raises InputError (no bank, banks that do not go together, an audit that is none), IncompleteBank (not committed),
     CorruptBank (files missing or cut), DiskFull.
@@ -103,17 +103,17 @@ def write_report(
     )
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
     damaged = any(proof.damaged for proof in proofs.values())
-    story = _damaged(subject) if damaged else _read_story(subject, config, progress)
-    sections = [*story.sections]
+    story = _damaged(subject) if damaged else _told(subject, config, progress)
+    sections, checks = [*story.sections], [*story.checks]
     if audit is not None:
         sections.append(audit_section(audit))
     if subject.banks:
-        sections += _common(subject, proofs)
+        sections += _common(subject, proofs, checks)
     name = ", ".join(subject.banks) if len(subject.banks) > 1 and subject.kind == IN2 else subject.folder.resolve().name
     page = Page(
         title=name,
         what=WORDS.get(subject.kind, subject.kind),
-        subtitle=_subtitle(subject),
+        subtitle=_subtitle(subject, checks),
         tiles=[*story.tiles, *_tiles(subject, proofs)],
         sections=sections,
         data=story.data,
@@ -121,18 +121,18 @@ def write_report(
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     publish_bytes(out, page.html())
-    return [*story.checks, *(check for proof in proofs.values() for check in proof.checks)]
+    return [*checks, *(check for proof in proofs.values() for check in proof.checks)]
 
 
-def _read_story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
-    """`_story`; CorruptBank where bytes that nobody has proved are no values."""
-    try:
+def _told(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
+    """`_story`; where the bank holds something that cannot be shown, a page that says so, with a failed check."""
+    with attempt(subject.folder) as failures:
         return _story(subject, config, progress)
-    except (UnicodeDecodeError, pa.ArrowInvalid) as error:
-        raise CorruptBank(
-            f"{subject.folder}: holds what is no value of its column's type ({error}). `arrowbank verify` says in which file; "
-            "with --verify here the page says it."
-        ) from None
+    return Story([], [_not_shown(failures[0])], checks=[Check("page", False, failures[0])])
+
+
+def _not_shown(why: str) -> Section:
+    return Section("Not shown", [paragraph(why)])
 
 
 def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
@@ -160,9 +160,16 @@ def _damaged(subject: Subject) -> Story:
     return Story([(f"{len(subject.main):,}", "rows")], [Section("Damaged", [paragraph(words)])])
 
 
-def _subtitle(subject: Subject) -> str:
+def _subtitle(subject: Subject, checks: list[Check]) -> str:
     if not subject.banks:
         return "A draft trained to agree with its trunk again: what a server would keep of it, before and after."
+    with attempt(subject.main.folder / MANIFEST) as failures:
+        return _titles(subject)
+    checks.append(Check("page", False, failures[0]))
+    return ""
+
+
+def _titles(subject: Subject) -> str:
     first, *more = dict.fromkeys(describe_bank(bank.manifest).title for bank in subject.banks.values())
     return ", ".join([first, *(name[0].lower() + name[1:] if name[1:2].islower() else name for name in more)]) + "."
 
@@ -176,14 +183,18 @@ def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
     return [(human_bytes(size), f"in {plural(shards, 'shard')}"), ("✓" if good else "✗", next(iter(proofs.values())).words)]
 
 
-def _common(subject: Subject, proofs: dict[str, Proof]) -> list[Section]:
-    """What every bank's page has: facts, how to open it, files and checks, how fast it was built."""
+def _common(subject: Subject, proofs: dict[str, Proof], checks: list[Check]) -> list[Section]:
+    """What every bank's page has: facts, how to open it, files and checks, how fast it was built. What cannot be described is
+    added to `checks`."""
     single = len(subject.banks) == 1
     facts, opening, paces, left = [], [], [], []
     for name, bank in subject.banks.items():
-        facts.append(_facts(name, bank, single=single))
-        opening += [] if single else [tag("h3", None, name)]
-        opening.append(code_block(describe_bank(bank.manifest).snippet))
+        with attempt(bank.folder / MANIFEST) as failures:
+            facts.append(_facts(name, bank, single=single))
+            opening += [] if single else [tag("h3", None, name)]
+            opening.append(code_block(describe_bank(bank.manifest).snippet))
+        facts += [paragraph(failure) for failure in failures]
+        checks += [Check("page", False, failure) for failure in failures]
         drawn = pace_plots(name, bank, UNITS.get(bank.kind, "texts"))
         paces += drawn
         left += [] if drawn else [paragraph(one_step(bank) if single else f"{name}: {one_step(bank)}")]

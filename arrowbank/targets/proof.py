@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from arrowbank.bank.checks import Check, found_wrong
+from arrowbank.bank.checks import Check, attempt, found_wrong, run_check
 from arrowbank.bank.floats import Bits, float32_of
 from arrowbank.bank.target_checks import target_checks
 from arrowbank.bank.targets import EMBEDDINGS, TargetRows, TargetSample, open_target_bank
 from arrowbank.bank.verify import verify as verify_bank
-from arrowbank.errors import ArrowbankError, InputError
+from arrowbank.errors import InputError
 from arrowbank.formats import deepspec
 from arrowbank.models import ModelConfig, describe
 from arrowbank.models.device import resolve_device
@@ -47,12 +47,13 @@ def verify_targets(
     Raises InputError where the model cannot be loaded or is not one that has been tapped.
     """
     if (Path(folder) / deepspec.INDEX).is_file():
-        try:
+        index = Path(folder) / deepspec.INDEX
+        with attempt(index) as failures:
             rows: TargetRows = deepspec.DeepSpecCache(folder)
-        except ArrowbankError as error:
-            return [Check("opens", False, str(error))]
+        if failures:
+            return [Check("opens", False, failures[0])]
         opened = Check("opens", True, f"a DeepSpec cache of {len(rows.lengths):,} samples; index and sizes fit")
-        checks = [opened, *target_checks(rows, progress=progress)]
+        checks = [opened, *run_check("rows", index, lambda: target_checks(rows, progress=progress))]
     else:
         checks = verify_bank(folder, progress=progress)
         if not checks[0].ok:
@@ -69,12 +70,15 @@ def prove(rows: TargetRows, config: ModelConfig, *, samples: int = SAMPLES, prog
     _require_same_shape(rows, witness.info)
     nearness = _Nearness(rows)
     chosen = np.unique(np.linspace(0, len(rows.lengths) - 1, samples).astype(np.int64))
-    with progress.phase("prove", len(chosen), unit="samples") as phase:
+    with attempt(Path(rows.place)) as failures, progress.phase("prove", len(chosen), unit="samples") as phase:
         for row in chosen:
             sample = rows.read(int(row))
             nearness.compare(sample, witness.compute(sample.input_ids[:MAX_TOKENS]), witness)
             phase.advance(1)
-    return [nearness.layers(witness.info.num_layers), nearness.norm()]
+    if failures:
+        return [Check("layers", False, failures[0])]
+    place, layers = Path(rows.place), witness.info.num_layers
+    return run_check("layers", place, lambda: nearness.layers(layers)) + run_check("norm", place, nearness.norm)
 
 
 def _require_same_shape(rows: TargetRows, info: ModelInfo) -> None:

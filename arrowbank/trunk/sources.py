@@ -120,7 +120,7 @@ class BankSource:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         columns = [name for name in ("input_ids", "text") if name in bank.columns]
-        if not columns or pa.types.is_fixed_size_list(bank.shard(0).schema.field(columns[0]).type):
+        if not columns or pa.types.is_fixed_size_list(bank.schema.field(columns[0]).type):
             raise InputError(
                 f"{bank.folder}: a bank of {bank.kind}, expected tokens or texts. Give what `arrowbank tokenize` has written."
             )

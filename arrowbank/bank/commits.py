@@ -1,0 +1,63 @@
+"""Which commit of a bank is in a folder: an open bank reads files of the commit that it opened, or none.
+
+`--restart` writes a new bank into the same folder. Shards that are mapped stay the old ones, because a file that is mapped outlives
+its name. A file that is opened later would be the new bank's. So every later opening is framed by two looks at the commit:
+`manifest.json` and `state.json` are replaced as a whole, and only together with the files that they list.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from arrowbank.bank.manifest import MANIFEST, STATE
+from arrowbank.errors import CorruptBank
+
+Identity = tuple[int, int, int, int]  # device, inode, bytes, time of change
+
+
+@dataclass
+class Commit:
+    """The commit in `folder` when it was opened."""
+
+    folder: Path
+    contents: dict[str, bytes]
+    identities: dict[str, Identity]
+
+    @classmethod
+    def of(cls, folder: Path) -> Commit | None:
+        """The commit that is in `folder` now; None where a file of it is missing or cannot be read."""
+        commit = cls(folder, {}, {})
+        try:
+            for name in (MANIFEST, STATE):
+                commit.contents[name], commit.identities[name] = _read(folder / name)
+        except OSError:
+            return None
+        return commit
+
+    def require_unchanged(self) -> None:
+        """Raise CorruptBank where the folder holds another commit than when it was opened, or none."""
+        for name, known in self.identities.items():
+            path = self.folder / name
+            try:
+                if _identity(path.stat()) == known:
+                    continue
+                content, identity = _read(path)
+            except OSError:
+                content, identity = b"", known
+            if content != self.contents[name]:
+                raise CorruptBank(
+                    f"{path}: changed since it was opened: another bank is being written or was written into this folder. "
+                    "Open the bank again, and write new banks into folders of their own."
+                )
+            self.identities[name] = identity  # copied or touched: the same bytes list the same files
+
+
+def _read(path: Path) -> tuple[bytes, Identity]:
+    with path.open("rb") as file:
+        return file.read(), _identity(os.fstat(file.fileno()))
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
