@@ -48,7 +48,7 @@ def tell_healing(folder: Path, *, full: bool) -> Story:
     """The story of an OUT.heal. `full`: the checkpoints' files are hashed, else only looked for. CorruptBank where it is none."""
     try:
         return _tell(folder.absolute(), full=full)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CorruptBank(
             f"{folder}: its {HEAL_REPORT} or {TRACE} is not what `arrowbank heal` writes ({type(error).__name__}: {error}). Give the "
             "OUT.heal of a healing, or restore it."
