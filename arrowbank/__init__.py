@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.trunk import open_trunk
-    from arrowbank.bank.verify import verify
     from arrowbank.building import BuildConfig, build
     from arrowbank.comparison import Comparison, compare
     from arrowbank.corpus.scan import ScanConfig, scan
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
     from arrowbank.trunk.building import build_trunk
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
+    from arrowbank.verifying import verify
 
 _HOME = {
     "Audit": "leakage",
@@ -105,7 +105,7 @@ _HOME = {
     "score_probes": "in2.scoring",
     "select_rows": "joining.selecting",
     "tokenize": "corpus.tokenize",
-    "verify": "bank.verify",
+    "verify": "verifying",
     "verify_in2": "in2.gate",
     "write_report": "report",
 }

@@ -15,7 +15,8 @@ from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_targe
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables, tokenshards
 from arrowbank.formats.exported import Format
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.sidecar import About
 from arrowbank.formats.windows import STRIDES
 from arrowbank.progress import SILENT, Progress
 
@@ -76,7 +77,13 @@ def export(
         "max_shard_bytes": config.max_shard_bytes,
         **manifest_of(rows.facts),
     }
-    with ExportFolder(out, recipe, owns=format.owns, last=format.last, restart=restart) as folder:
+    about = About(
+        format=config.format,
+        format_version=format.version,
+        made_from=made_from(opened),
+        options={"max_shard_bytes": config.max_shard_bytes, "assume_norm": config.assume_norm},
+    )
+    with ExportFolder(out, recipe, about=about, owns=format.owns, last=format.last, restart=restart) as folder:
         if folder.complete:
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return {"format": config.format, "complete": True}

@@ -15,11 +15,17 @@ from arrowbank.bank.info import PARTS, describe_folder
 from arrowbank.bank.manifest import FORMAT, MANIFEST, STATE, read_json
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.errors import ArrowbankError, InputError
-from arrowbank.formats import deepspec, dump
-from arrowbank.formats.exported import NOTE
+from arrowbank.formats import deepspec, dump, specforge, speculators
+from arrowbank.formats.sidecar import SIDECAR, find_sidecar, sidecar_in
+from arrowbank.formats.verify import layout_of
 
 EPISODES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet", ".arrow")
 TOKEN_IDS = (".bin", ".npy")
+# what an export's sidecar counts and names
+COUNTED = (
+    *("num_samples", "rows", "examples", "triples", "stride", "arm", "split", "kind"),
+    *("target_model_name_or_path", "target_layer_ids", "layer_id_convention", "last_hidden_norm"),
+)
 NAMED = 5  # of a folder's files, in an answer
 CHAIN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")  # a config that speaks of an MTP draft
 
@@ -140,14 +146,30 @@ def _is_model(folder: Path) -> bool:
     return config.is_file() and bool(_object(config).keys() & {"architectures", "model_type"})
 
 
+def _is_export(folder: Path) -> bool:
+    return folder.is_dir() and find_sidecar(folder) is not None
+
+
 def _exported(folder: Path) -> dict[str, Any]:
-    note = _object(folder / NOTE)
-    return {name: note[name] for name in ("format", "stride", "rows", "samples", "tokens") if name in note}
+    said = sidecar_in(folder)
+    facts = {name: said[name] for name in COUNTED if said.get(name) is not None}
+    made = ", ".join(f"{name} {value}" for name, value in said["made_from"].items())
+    size = sum(entry["bytes"] for entry in said["files"])
+    return {"format": said["format"], **facts, "made_from": made, "files": len(said["files"]), "bytes": size}
+
+
+def _is_foreign_cache(folder: Path) -> bool:
+    return folder.is_dir() and layout_of(folder) in (speculators.NAME, *specforge.FORMATS)
+
+
+def _by_layout(folder: Path) -> dict[str, Any]:
+    return {"format": layout_of(folder), "digests": f"none: there is no {SIDECAR}"}
 
 
 def _cache(folder: Path) -> dict[str, Any]:
     note = _object(folder / deepspec.MANIFEST)
-    return {name: value for name, value in note.items() if isinstance(value, str | int) or name == "target_layer_ids"}
+    facts = {name: value for name, value in note.items() if isinstance(value, str | int) or name == "target_layer_ids"}
+    return facts | (_exported(folder) if _is_export(folder) else _by_layout(folder))
 
 
 def _report(folder: Path) -> dict[str, Any]:
@@ -159,16 +181,17 @@ SIGNS = (
     Sign(
         "a DeepSpec target cache",
         _has(deepspec.INDEX, deepspec.MANIFEST),
-        "arrowbank targets verify {folder} --model M\narrowbank targets import {folder} --out DIR",
+        "arrowbank verify {folder}\narrowbank targets verify {folder} --model M\narrowbank targets import {folder} --out DIR",
         _cache,
     ),
-    Sign("an export, for its trainer", _has(NOTE), "the trainer; the folder is whole", _exported),
+    Sign("an export, for its trainer", _is_export, "arrowbank verify {folder}", _exported),
     Sign(
         "an inference engine's dump of hidden states",
         _has(dump.INDEX),
         "arrowbank targets import {folder} --target-model NAME --layers LIST --out DIR",
         _named(".jsonl"),
     ),
+    Sign("a trainer's cache of hidden states", _is_foreign_cache, "arrowbank verify {folder}", _by_layout),
     Sign(
         "what a healing measured",
         _has("plan.json", "report.json"),
@@ -207,7 +230,7 @@ def banks_under(folder: Path, depth: int = 2) -> list[Path]:
     """The banks in `folder` and, `depth` deep, in the folders inside it, by name; a few thousand names are looked at, at most."""
     found, level = [], [folder]
     for _ in range(depth + 1):
-        found += [path for path in level if _is_ours(path)]
+        found += [path for path in level if is_ours(path)]
         level = [inside for path in level[:1000] if path not in found for inside in _folders(path)]
     return sorted(found)
 
@@ -219,7 +242,8 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _is_ours(folder: Path) -> bool:
+def is_ours(folder: Path) -> bool:
+    """Whether there is a bank whose manifest says so."""
     try:
         return is_bank(folder) and _object(folder / MANIFEST).get("format") == FORMAT
     except (OSError, ArrowbankError):

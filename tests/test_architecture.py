@@ -32,6 +32,7 @@ LAYERS: dict[str, float] = {
     "building": 4,  # scan, tokenize and encode in one: the only place beside the command line that knows several stages
     "auditing": 4,  # reads sources as the scan does
     "searching": 4,  # tokenizes and encodes a query
+    "verifying": 4,  # knows every kind of folder
     "demo": 5,
     "cli": 6,
     "__main__": 7,

@@ -65,7 +65,7 @@ def test_a_report_takes_the_folder_one_is_in_and_an_address(tmp_path: Path, monk
         ("config.json", []),
         ("config.json", {"architectures": ["XForCausalLM"], "text_config": []}),
         ("report.json", []),
-        ("arrowbank.json", 3),
+        ("arrowbank-export.json", 3),
     ],
 )
 def test_info_and_the_welcome_live_with_files_of_other_people(

@@ -142,7 +142,7 @@ def test_verify_looks_into_a_cache(cache: Path) -> None:
     assert all(check.ok for check in verify_targets(cache))
     edit("shard-00000.bin", lambda data: data[: -2 * WIDTH] + bytes(2 * WIDTH))(cache)  # the last sample's last vector
     failed = {check.name: check.detail for check in verify_targets(cache) if not check.ok}
-    assert set(failed) == {"hidden"}
+    assert set(failed) == {"digests", "hidden"}
     assert "1 of 19 vectors zero, first at sample 1 token 0" in failed["hidden"]
 
 
@@ -161,7 +161,8 @@ def test_a_folder_is_never_written_over(cache: Path, tmp_path: Path) -> None:
     assert tree_bytes(cache) == before
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
     import_to_deepspec(other, tmp_path / "dump", cache, restart=True)
-    assert sorted(path.name for path in cache.iterdir()) == ["manifest.json", "samples.idx", "shard-00000.bin"]
+    names = sorted(path.name for path in cache.iterdir())
+    assert names == ["arrowbank-export.json", "manifest.json", "samples.idx", "shard-00000.bin"]
 
 
 @pytest.mark.parametrize(

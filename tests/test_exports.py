@@ -109,7 +109,9 @@ def read_modelopt(folder: Path, row: int) -> Read:
         *("input_ids", "hidden_states", "aux_hidden_states", "loss_mask", "conversation_id", "hidden_states_prenorm")
     }
     assert found["conversation_id"] == f"sample-{row:04d}.safetensors"
-    assert found["hidden_states_prenorm"] is (json.loads((folder / "arrowbank.json").read_text())["last_hidden_norm"] == "pre")
+    assert found["hidden_states_prenorm"] is (
+        json.loads((folder / "arrowbank-export.json").read_text())["last_hidden_norm"] == "pre"
+    )
     return Read(found["input_ids"], found["loss_mask"], found["aux_hidden_states"], found["hidden_states"])
 
 
@@ -164,7 +166,7 @@ def of_bank(bank: Path, row: int) -> Read:
 
 
 def note_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "arrowbank.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "arrowbank-export.json").read_text())
     return found
 
 
@@ -377,7 +379,7 @@ def test_a_restart_killed_at_any_moment_leaves_nothing_of_the_export_before(tmp_
         try:
             export(config, tmp_path / "short", out)
         except PlanMismatch:  # nothing of the old one was gone yet
-            assert (out / "arrowbank.json").exists()
+            assert (out / "arrowbank-export.json").exists()
             export(config, tmp_path / "short", out, restart=True)
         assert tree_bytes(out) == wanted
     assert tree_bytes(out) == wanted
@@ -498,7 +500,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another type": (lambda folder: rewrite(folder, hidden_states=torch.zeros(1, 4, 8)), r"is F32"),
     "no state": (lambda folder: (folder / "state.json").unlink(), r"state\.json"),
     "no data": (lambda folder: next(folder.glob("data-*.arrow")).unlink(), r"not a whole dataset"),
-    "another note": (lambda folder: (folder / "arrowbank.json").write_text("{}x"), r"arrowbank\.json"),
+    "another note": (lambda folder: (folder / "arrowbank-export.json").write_text("{}x"), r"arrowbank-export\.json"),
     "layers that are none": (
         lambda folder: save_file(
             load_file(folder / "hidden_states" / "hs_0.safetensors"),
@@ -534,7 +536,8 @@ def test_a_deepspec_cache_comes_back_byte_for_byte(post: Made, tmp_path: Path) -
     export(config, tmp_path / "back", tmp_path / "second")
     first, second = tree_bytes(tmp_path / "first"), tree_bytes(tmp_path / "second")
     assert len(first) > 4
-    assert {**first, "manifest.json": ""} == {**second, "manifest.json": ""}
+    saying = {"manifest.json": "", "arrowbank-export.json": ""}  # what each was made from
+    assert {**first, **saying} == {**second, **saying}
     manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("first", "second")]
     for manifest in manifests:
         del manifest["converter"], manifest["source_engine_dump"]
@@ -566,7 +569,7 @@ def test_a_disk_that_fills_up_on_the_way_is_said_and_gone_on_from(name: str, tmp
     assert out.with_suffix(".error").read_text() == "DiskFull"
     first = tree_bytes(out)
     export(ExportConfig(format=name), tmp_path / "bank", out)
-    assert (out / "arrowbank.json").exists()
+    assert (out / "arrowbank-export.json").exists()
     assert {file: found for file, found in first.items() if not file.startswith("journal/")}.items() <= tree_bytes(out).items()
 
 

@@ -16,6 +16,7 @@ from arrowbank.cli import main
 from arrowbank.errors import InputError
 from tests import arms
 from tests.arms import Rows
+from tests.exports import write_sidecar
 
 T = 600
 SPAN = 5
@@ -364,7 +365,7 @@ def test_an_export_is_read_back_as_its_loader_cuts_it(format: str, tmp_path: Pat
     path.write_bytes(whole[:-2])
     assert "in2c_train_00000" in failed(arm, out)["files"]
     path.write_bytes(whole)
-    (out / "arrowbank.json").write_text(json.dumps(note | {"survivors": {"T": 1, "T+1": 1}}))
+    write_sidecar(out, note | {"survivors": {"T": 1, "T+1": 1}})
     assert "the manifest says 1" in failed(arm, out)[f"{format} ({format}): windows"]
 
 

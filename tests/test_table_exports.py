@@ -39,7 +39,8 @@ def test_npy_is_the_mirror_that_the_bank_was_built_without(features: Path, tmp_p
 
 def test_parquet_gives_rows_and_types_back(features: Path, tmp_path: Path) -> None:
     note = export(ExportConfig(format="parquet"), features, tmp_path / "out")
-    assert note["files"] == ["data-00000.parquet", "data-00001.parquet", "data-00002.parquet"]
+    names = [entry["name"] for entry in note["files"]]
+    assert names == ["data-00000.parquet", "data-00001.parquet", "data-00002.parquet"]
     loaded = load_dataset(
         "parquet", data_files=str(tmp_path / "out" / "*.parquet"), split="train", cache_dir=str(tmp_path / "c")
     )
@@ -68,7 +69,7 @@ def test_a_killed_export_goes_on_to_the_same_files(
     export(config, features, tmp_path / "whole")
     for moment in (1, 3, 5):
         assert kill_at(moment, export, config, features, tmp_path / f"out-{moment}").killed
-        assert not (tmp_path / f"out-{moment}" / "arrowbank.json").exists()
+        assert not (tmp_path / f"out-{moment}" / ".arrowbank" / "arrowbank-export.json").exists()
         export(config, features, tmp_path / f"out-{moment}")
         assert tree_bytes(tmp_path / f"out-{moment}") == tree_bytes(tmp_path / "whole")
 

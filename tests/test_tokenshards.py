@@ -217,7 +217,7 @@ def test_an_export_that_was_killed_goes_on(arm: Path, tmp_path: Path) -> None:
         out = tmp_path / f"killed-{moment}"
         outcome = kill_at(moment, export, config, arm, out)
         assert outcome.error == ""
-        assert (out / "arrowbank.json").exists() != outcome.killed or moment > 40
+        assert (out / "arrowbank-export.json").exists() != outcome.killed or moment > 40
         export(config, arm, out)
         assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
 
@@ -227,7 +227,7 @@ def test_the_command_line(arm: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["export", str(arm), "--to", "llmc", "--stride", "T+1", "--out", str(out), "--json"]) == 0
     note = json.loads(capsys.readouterr().out.splitlines()[-1])["manifest"]
     assert (note["stride"], note["survivors"]["T+1"]) == ("T+1", 42)
-    assert json.loads((out / "arrowbank.json").read_text()) == note
+    assert json.loads((out / "arrowbank-export.json").read_text()) == note
     assert main(["export", str(arm), "--to", "megatron", "--stride", "T+1", "--out", str(tmp_path / "no")]) == 2
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import explained, open_to_append, publish_json, sha256_of, sweep_temporaries
+from arrowbank.bank.files import Hash, digest_of, explained, open_to_append, publish_json, sweep_temporaries
 from arrowbank.bank.locks import OWNER
 from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, read_json
 from arrowbank.bank.names import check_names, checked_place, own_folder
@@ -135,8 +135,10 @@ def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:
         return f"{path}: the file is missing; its receipt says {receipt.bytes} bytes."
     if (size := path.stat().st_size) != receipt.bytes:
         return f"{path}: {size} bytes on disk, its receipt says {receipt.bytes}: the file was cut or changed."
-    if deep and receipt.sha256 and sha256_of(path) != receipt.sha256:
-        return f"{path}: its bytes are not those of its receipt (sha256 differs): it was changed, or the disk is failing."
+    hashes: dict[Hash, str] = {"sha256": receipt.sha256, "xxh3_128": receipt.xxh3_128}
+    for hash, digest in hashes.items():
+        if deep and digest and digest_of(path, hash) != digest:
+            return f"{path}: its bytes are not those of its receipt ({hash} differs): it was changed, or the disk is failing."
     return ""
 
 

@@ -52,13 +52,14 @@ def shard_name(index: int) -> str:
 class Receipt:
     """A finished file: its name in the bank, rows (None where rows mean nothing), bytes, sha256, and the seconds it took.
 
-    Files of an export are not hashed: their sha256 is empty.
+    Files of an export have an xxh3-128 instead of the sha256.
     """
 
     name: str
     rows: int | None
     bytes: int
-    sha256: str
+    sha256: str = ""
+    xxh3_128: str = ""
     plan_digest: str
     seconds: float = 0.0
 

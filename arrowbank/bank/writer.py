@@ -22,6 +22,7 @@ import pyarrow as pa
 from arrowbank.bank.cards import card
 from arrowbank.bank.files import (
     READ_BYTES,
+    Hash,
     HashedFile,
     explained,
     json_bytes,
@@ -75,15 +76,15 @@ class ShardWriter:
         return self.write_file(shard_name(index), write, rows=batch.num_rows)
 
     def write_file(
-        self, name: str, write: Callable[[HashedFile], object], *, rows: int | None = None, hashed: bool = True
+        self, name: str, write: Callable[[HashedFile], object], *, rows: int | None = None, hash: Hash = "sha256"
     ) -> Receipt:
         """Publish the file `name` of the bank through `write`, then its receipt."""
         start = time.monotonic()
-        with publishing(self.folder / name, hashed=hashed) as file:
+        with publishing(self.folder / name, hash=hash) as file:
             write(file)
         seconds = round(time.monotonic() - start, 6)
         receipt = Receipt(
-            name=name, rows=rows, bytes=file.bytes, sha256=file.sha256, plan_digest=self.plan_digest, seconds=seconds
+            name=name, rows=rows, bytes=file.bytes, plan_digest=self.plan_digest, seconds=seconds, **{hash: file.digest}
         )
         return Journal(self.folder, self.plan_digest).sign(receipt)
 

@@ -18,17 +18,21 @@ BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder
 
 @spread
 def verify(
-    bank: BankFolder,
+    place: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A bank or its address, an export or cache, or a vocabulary map.")
+    ],
     common: o.Common,
     quick: Annotated[bool, typer.Option("--quick", help="Only sizes and row counts.")] = False,
 ) -> None:
-    """Prove a bank: hashes, types, keys, finite vectors of norm 1, and that the mirror equals the shards. Exit code 1 if not.
+    """Verify a bank, or what `export` wrote: every byte against its digest, then what the bytes mean. Exit code 1 if a check fails.
+
+    Of a cache without arrowbank-export.json only the structure is verified; the first line says so.
 
     Example: arrowbank verify router/features
     """
-    from arrowbank.bank.verify import verify as run
+    from arrowbank.verifying import verify as run
 
-    show_checks(run(bank, quick=quick, progress=progress_for(common.json)), common.json)
+    show_checks(run(place, quick=quick, progress=progress_for(common.json)), common.json)
 
 
 @spread

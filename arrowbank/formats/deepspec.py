@@ -23,11 +23,12 @@ from arrowbank.bank.manifest import canonical_json, json_in
 from arrowbank.bank.names import check_places
 from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.formats.exported import CONVERTER, Format, with_norm
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.exported import Format, facts_said, with_norm
+from arrowbank.formats.folder import CONVERTER, ExportFolder
 from arrowbank.plan import Shard
 from arrowbank.progress import Phase
 
+NAME = "deepspec"
 VERSION = 2
 MANIFEST = "manifest.json"
 INDEX = "samples.idx"
@@ -99,7 +100,7 @@ def write_cache(
         "loss_mask_mode": facts.loss_mask,
         "converter": f"{CONVERTER}, plan {folder.mark}",
     }
-    folder.finish(json.dumps(manifest, indent=2, sort_keys=True).encode())
+    folder.finish(facts_said(rows, source=source), last=json.dumps(manifest, indent=2, sort_keys=True).encode())
     return manifest
 
 
@@ -138,6 +139,7 @@ class DeepSpecCache:
         )
         self._records = self._read_index()
         self.lengths = self._records["seq_len"].astype(np.int64)
+        self.sample_ids = self._records["sample_id"]
         self._shards = self._map_shards()
 
     @property
@@ -233,4 +235,6 @@ class DeepSpecCache:
         return mapped
 
 
-FORMATS = {"deepspec": Format(write_cache, OWNS, MANIFEST, partial(with_norm, what="deepspec", norms=(NORM,)), shards=True)}
+FORMATS = {
+    NAME: Format(write_cache, OWNS, partial(with_norm, what=NAME, norms=(NORM,)), last=MANIFEST, shards=True, version=VERSION)
+}

@@ -1,8 +1,4 @@
-"""What the formats of exports share: what they ask of a bank, a file a sample, and the file that comes last.
-
-Where a format has no file of its own that could come last, `arrowbank.json` does: it says what was exported, under the trainer's
-layer ids, and its presence means that the export is whole. The trainers do not look at it.
-"""
+"""What the formats of target banks share: what they ask of a bank, a file per sample, and what the sidecar says of the rows."""
 
 from __future__ import annotations
 
@@ -10,17 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arrowbank import __version__
-from arrowbank.bank.files import HashedFile, json_bytes, require_space
+from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.targets import BLOCK_OUTPUT, TargetRows, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.layers import theirs
+from arrowbank.formats.sidecar import SIDECAR
 from arrowbank.progress import Phase
 
-NOTE = "arrowbank.json"
-CONVERTER = f"arrowbank {__version__}"
 FILE_BYTES = 4096  # what a file takes beside its tensors, at most
 
 
@@ -28,18 +22,20 @@ FILE_BYTES = 4096  # what a file takes beside its tensors, at most
 class Format:
     """A trainer's format.
 
-    write   takes rows that fit and an open folder, and source= and phase=; gives what the last file says
-    owns    patterns of the names of its files
-    last    the file whose presence means that the export is whole
-    fit     takes rows (all hidden states there, norm and layers known) and gives them as the format holds them, or raises InputError
-    shards  whether `write` also takes max_shard_bytes=
+    write    takes rows that fit and an open folder, and source= and phase=; gives what the last file says
+    owns     patterns of the names of its files
+    fit      takes rows (all hidden states there, norm and layers known) and gives them as the format holds them, or raises InputError
+    last     the file whose presence means that the export is whole
+    shards   whether `write` also takes max_shard_bytes=
+    version  the format's number, where it has one
     """
 
     write: Callable[..., dict[str, Any]]
     owns: tuple[str, ...]
-    last: str
     fit: Callable[[TargetRows], TargetRows]
+    last: str = SIDECAR
     shards: bool = False
+    version: int | None = None
 
 
 def with_norm(rows: TargetRows, *, what: str, norms: tuple[str, ...]) -> TargetRows:
@@ -112,13 +108,10 @@ def hidden_tensors(sample: TargetSample) -> tuple[Any, Any]:
     return bfloat16_tensor(sample.taps), bfloat16_tensor(sample.last)
 
 
-def finish_with_note(
-    rows: TargetRows, folder: ExportFolder, format: str, *, source: str, convention: str = BLOCK_OUTPUT
-) -> dict[str, Any]:
-    """Publish `arrowbank.json`, which ends the export; what it says. `convention`: how the trainer counts layers."""
+def facts_said(rows: TargetRows, *, source: str, convention: str = BLOCK_OUTPUT) -> dict[str, Any]:
+    """What a sidecar says of `rows`. `convention`: how the trainer counts layers."""
     facts = rows.facts
-    note = {
-        "format": format,
+    return {
         "num_samples": len(rows.lengths),
         "target_layer_ids": theirs(facts.target_layer_ids or (), convention),
         "layer_id_convention": convention,
@@ -129,8 +122,4 @@ def finish_with_note(
         "vocab_size": facts.vocab_size,
         "num_hidden_layers": facts.num_hidden_layers,
         "source": source,
-        "converter": CONVERTER,
-        "plan": folder.mark,
     }
-    folder.finish(json_bytes(note))
-    return note

@@ -15,10 +15,9 @@ from typing import Any
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.targets import TargetRows, TargetSample
 from arrowbank.formats.exported import (
-    NOTE,
     Format,
     as_they_are,
-    finish_with_note,
+    facts_said,
     hidden_tensors,
     save_torch,
     token_tensors,
@@ -62,7 +61,7 @@ def _write(rows: TargetRows, folder: ExportFolder, *, source: str, phase: Phase)
     ids = conversation_ids([rows.read(row).name for row in range(len(rows.lengths))])
     token_bytes = 16 + 2 * rows.facts.hidden_size * (rows.facts.layers + 1)
     write_samples(rows, folder, [f"{one}.pt" for one in ids], write, token_bytes=token_bytes, phase=phase)
-    return finish_with_note(rows, folder, "modelopt", source=source)
+    return folder.finish(facts_said(rows, source=source))
 
 
-FORMATS = {"modelopt": Format(_write, ("*.pt", NOTE), NOTE, as_they_are)}
+FORMATS = {"modelopt": Format(_write, ("*.pt",), as_they_are)}

@@ -17,10 +17,9 @@ from arrowbank.bank.files import HashedFile
 from arrowbank.bank.targets import TargetRows, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.exported import (
-    NOTE,
     Format,
     as_they_are,
-    finish_with_note,
+    facts_said,
     hidden_tensors,
     save_torch,
     token_tensors,
@@ -69,7 +68,6 @@ def _write(
     rows: TargetRows,
     folder: ExportFolder,
     *,
-    format: str,
     tensors: Callable[[TargetSample], Tensors],
     source: str,
     phase: Phase,
@@ -80,13 +78,13 @@ def _write(
     names = [sample_file(row) for row in range(len(rows.lengths))]
     token_bytes = 16 + 2 * rows.facts.hidden_size * (rows.facts.layers + 1)
     write_samples(rows, folder, names, write, token_bytes=token_bytes, phase=phase)
-    return finish_with_note(rows, folder, format, source=source)
+    return folder.finish(facts_said(rows, source=source))
 
 
 def _format(
     name: str, tensors: Callable[[TargetSample], Tensors], fit: Callable[[TargetRows], TargetRows]
 ) -> dict[str, Format]:
-    return {name: Format(partial(_write, format=name, tensors=tensors), ("rows_*-*/data_*.ckpt", NOTE), NOTE, fit)}
+    return {name: Format(partial(_write, tensors=tensors), ("rows_*-*/data_*.ckpt",), fit)}
 
 
 FORMATS = {

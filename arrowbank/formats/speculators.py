@@ -24,22 +24,23 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, number_column
 from arrowbank.bank.files import HashedFile, json_bytes, require_space
-from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, json_in, parsed_json, read_json
+from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, json_in, parsed_json
 from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.bank.targets import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
-from arrowbank.formats.exported import NOTE, Format, finish_with_note, save_torch, write_samples
+from arrowbank.formats.exported import Format, facts_said, save_torch, write_samples
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.layers import BLOCK_INPUT, ours, theirs
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor, write_safetensors
+from arrowbank.formats.sidecar import SIDECAR, sidecar_in
 from arrowbank.progress import Phase
 
 NAME = "speculators"
 HIDDEN, TOKENS = "hidden_states", "token_ids"
 FREQUENCIES = "token_freq.pt"
 NORM = "pre"
-OWNS = (f"{HIDDEN}/hs_*.safetensors", "data-*.arrow", INFO, STATE, FREQUENCIES, NOTE)
+OWNS = (f"{HIDDEN}/hs_*.safetensors", "data-*.arrow", INFO, STATE, FREQUENCIES)
 PART_TOKENS = 1 << 24  # of the dataset's tokens, in a file
 LAYERS_KEY, CONVENTION_KEY, MODEL_KEY, SAMPLE_KEY = "target_layer_ids", "layer_id_convention", "target_model", "sample"
 
@@ -73,7 +74,7 @@ def _before_the_norm(rows: TargetRows) -> TargetRows:
 
 
 def write_folder(rows: TargetRows, folder: ExportFolder, *, source: str, phase: Phase) -> dict[str, Any]:
-    """Write `rows`, whose last hidden states are before the norm; what `arrowbank.json` says. `phase` counts bytes of rows."""
+    """Write `rows`, whose last hidden states are before the norm; what the sidecar says. `phase` counts bytes of rows."""
     facts, lengths = rows.facts, rows.lengths
     said = {
         LAYERS_KEY: json.dumps(theirs(facts.target_layer_ids or (), BLOCK_INPUT)),
@@ -92,7 +93,7 @@ def write_folder(rows: TargetRows, folder: ExportFolder, *, source: str, phase: 
     names = [hidden_file(row) for row in range(len(lengths))]
     write_samples(rows, folder, names, write, token_bytes=24 + 2 * facts.hidden_size * (facts.layers + 1), phase=phase)
     _write_dataset(rows, folder)
-    return finish_with_note(rows, folder, NAME, source=source, convention=BLOCK_INPUT)
+    return folder.finish(facts_said(rows, source=source, convention=BLOCK_INPUT))
 
 
 def _write_dataset(rows: TargetRows, folder: ExportFolder) -> None:
@@ -150,7 +151,7 @@ def _write_part(folder: ExportFolder, name: str, batch: pa.RecordBatch) -> None:
     folder.write(name, write)
 
 
-FORMATS = {NAME: Format(write_folder, OWNS, NOTE, _before_the_norm)}
+FORMATS = {NAME: Format(write_folder, OWNS, _before_the_norm)}
 
 
 def looks_like(folder: Path) -> bool:
@@ -179,7 +180,7 @@ class SpeculatorsFolder:
     def read(self, row: int) -> TargetSample:
         file, L, H = self._file(row), self.facts.layers, self.facts.hidden_size
         hidden = file.array(self._hidden(file, row)).reshape(-1, L + 1, H)
-        ids, mask = self._tokens(row)
+        ids, mask = self.tokens(row)
         return TargetSample(
             file.metadata.get(SAMPLE_KEY, file.path.name),
             ids,
@@ -188,7 +189,8 @@ class SpeculatorsFolder:
             np.ascontiguousarray(hidden[:, -1]),
         )
 
-    def _tokens(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    def tokens(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """input_ids and loss_mask of a row, without its hidden states."""
         part = slice(int(self._starts[row]), int(self._starts[row + 1]))
         return self._ids[part], self._masks[part]
 
@@ -213,7 +215,7 @@ class SpeculatorsFolder:
         """Hold every file against its row; a digest over tokens, masks and headers."""
         content, layers = hashlib.sha256(), self._file(0).metadata.get(LAYERS_KEY)
         for row in range(len(self.lengths)):
-            file, (ids, mask) = self._file(row), self._tokens(row)
+            file, (ids, mask) = self._file(row), self.tokens(row)
             self._hidden(file, row)
             there = _tensor(file, TOKENS)
             if not there.dtype.startswith(("I", "U")) or not np.array_equal(file.array(there), ids):
@@ -228,7 +230,7 @@ class SpeculatorsFolder:
         return content.hexdigest()
 
     def _facts(self, first: SafetensorsFile, target_layer_ids: tuple[int, ...] | None) -> TargetFacts:
-        note = self._note()
+        said = self._said()
         hidden = _tensor(first, HIDDEN)
         if len(hidden.shape) != 3 or hidden.shape[1] < 2 or not hidden.shape[2]:
             raise InputError(f"{first.path}: {HIDDEN} of shape {hidden.shape}; expected tokens, layers and one, hidden size.")
@@ -243,23 +245,22 @@ class SpeculatorsFolder:
             target_layer_ids=found,
             layers=layers,
             hidden_size=hidden.shape[2],
-            target_model_name_or_path=str(note.get("target_model_name_or_path") or first.metadata.get(MODEL_KEY, "")),
+            target_model_name_or_path=str(said.get("target_model_name_or_path") or first.metadata.get(MODEL_KEY, "")),
             last_hidden_norm=NORM,
-            loss_mask=str(note.get("loss_mask", "unknown")),
-            vocab_size=note.get("vocab_size"),
-            num_hidden_layers=note.get("num_hidden_layers"),
+            loss_mask=str(said.get("loss_mask", "unknown")),
+            vocab_size=said.get("vocab_size"),
+            num_hidden_layers=said.get("num_hidden_layers"),
         )
 
-    def _note(self) -> dict[str, Any]:
-        """What `arrowbank.json` says; nothing where another program wrote the folder."""
-        path = self.folder / NOTE
-        note = read_json(path) if path.is_file() else {}
-        if not isinstance(note, dict) or (note and note.get("format") != NAME):
-            raise CorruptBank(f"{path}: not the note of a {NAME} folder. Copy or make the folder again.")
+    def _said(self) -> dict[str, Any]:
+        """What the sidecar says; nothing where another program wrote the folder."""
+        said, where = sidecar_in(self.folder), self.folder / SIDECAR
+        if said and said["format"] != NAME:
+            raise CorruptBank(f"{where}: of the format {said['format']}, expected {NAME}. Copy or export the folder again.")
         for name in ("vocab_size", "num_hidden_layers"):
-            if not isinstance(note.get(name), int | None):
-                raise CorruptBank(f"{path}: {name} is {note[name]!r}, expected a number. Copy or make the folder again.")
-        return note
+            if not isinstance(said.get(name), int | None):
+                raise CorruptBank(f"{where}: {name} is {said[name]!r}, expected a number. Copy or export the folder again.")
+        return said
 
 
 def _tensor(file: SafetensorsFile, name: str) -> Tensor:
@@ -311,7 +312,7 @@ class _Dataset:
     def _table(self) -> pa.Table:
         path = self.folder / STATE
         try:
-            check_places(self.folder, [STATE, NOTE], self.folder)
+            check_places(self.folder, [STATE, SIDECAR], self.folder)
             names = check_names((part["filename"] for part in json_in(path)["_data_files"]), path)
             check_places(self.folder, names, path)
             parts = [pa.ipc.open_stream(pa.memory_map(str(self.folder / name))).read_all() for name in names]

@@ -16,23 +16,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arrowbank.bank import Bank, FeatureBank, open_bank
-from arrowbank.bank.files import HashedFile, json_bytes, require_space
+from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.bank.manifest import dataset_info
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, mirror_files
 from arrowbank.errors import InputError
-from arrowbank.formats.exported import CONVERTER, NOTE
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.sidecar import HIDDEN_SIDECAR, SIDECAR, About
 from arrowbank.progress import SILENT, Phase, Progress
 
 FORMATS = ("parquet", "npy")
-OWNS = ("data-*.parquet", "*.npy", INDEX_FILE, TEXTS_FILE, NOTE)
+SIDECARS = {"parquet": HIDDEN_SIDECAR, "npy": SIDECAR}  # who reads a folder of Parquet takes every file that is not hidden
+OWNS = ("data-*.parquet", "*.npy", INDEX_FILE, TEXTS_FILE)
 ROW_GROUP_BYTES = 64 << 20  # of columns in memory, roughly: what a reader has to hold at once
 
 
 def export_tables(
     bank: str | Path, out: str | Path, *, format: str, restart: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:
-    """Write `bank` as `format` (one of FORMATS) to `out`; what `arrowbank.json` says. Goes on where it stopped.
+    """Write `bank` as `format` (one of FORMATS) to `out`; what the sidecar says. Goes on where it stopped.
 
     Raises InputError (npy of a bank that holds no vectors), PlanMismatch, BankLocked, CorruptBank, DiskFull.
     """
@@ -40,7 +41,8 @@ def export_tables(
     if format == "npy" and not isinstance(opened, FeatureBank):
         raise InputError(f"{bank}: a bank of {opened.kind}; npy takes one of features. --to parquet takes any bank.")
     recipe = {"format": format, "rows": opened.content_digest}
-    with ExportFolder(out, recipe, owns=OWNS, last=NOTE, restart=restart) as folder:
+    about = About(format=format, made_from=made_from(opened), options={})
+    with ExportFolder(out, recipe, about=about, owns=OWNS, last=SIDECARS[format], restart=restart) as folder:
         if folder.complete:
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return {"format": format, "complete": True}
@@ -52,17 +54,7 @@ def export_tables(
                 _write_npy(opened, folder, phase)
             else:
                 _write_parquet(opened, folder, phase)
-        note = {
-            "format": format,
-            "converter": CONVERTER,
-            "kind": opened.kind,
-            "rows": len(opened),
-            "files": sorted(folder.receipts),
-            "source": opened.plan_digest,
-            "plan": folder.mark,
-        }
-        folder.finish(json_bytes(note))
-        return note
+        return folder.finish({"kind": opened.kind, "rows": len(opened)})
 
 
 def _write_npy(bank: FeatureBank, folder: ExportFolder, phase: Phase) -> None:

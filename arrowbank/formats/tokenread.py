@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.manifest import read_json
-from arrowbank.bank.names import check_names, check_places
+from arrowbank.bank.names import check_places
+from arrowbank.bank.npyfile import map_npy
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.formats.exported import NOTE
+from arrowbank.formats.sidecar import SIDECAR, find_sidecar, sidecar_in
 from arrowbank.formats.tokenshards import LAYOUTS, LLMC_HEADER, MEGATRON_CODES, MEGATRON_MAGIC
 
 Ids = npt.NDArray[Any]
@@ -21,47 +22,54 @@ HEADER_BYTES = 1024
 
 
 class TokenExport:
-    """An export of an arm. `shards` are its files' ids, mapped.
+    """An export of an arm. `said` is its sidecar, `shards` are its files' ids, mapped.
 
     Raises InputError for a folder that is none, CorruptBank where files are missing or do not agree with their headers.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not is_token_export(self.folder):
-            raise InputError(f"{folder}: no export of an arm. Give a folder that `arrowbank export` has written.")
-        self.note: dict[str, Any] = read_json(self.folder / NOTE)
-        self._check_names()
-        self.shards = [self._shard(entry) for entry in self.note["shards"]]
-
-    def _check_names(self) -> None:
-        """UnsafeName for a shard, or a file that belongs to it, whose name or place is not in the folder."""
-        names = check_names((entry["name"] for entry in self.note["shards"]), self.folder / NOTE)
-        endings = tuple(LAYOUTS[self.note["format"]].files)
-        files = [f"{name.removesuffix(endings[0])}{ending}" for name in names for ending in endings]
-        check_places(self.folder, [NOTE, *files], self.folder / NOTE)
-
-    def _shard(self, entry: dict[str, Any]) -> Ids:
-        path = self.folder / entry["name"]
+        self.said = sidecar_in(self.folder)
+        if self.said.get("format") not in LAYOUTS:
+            raise InputError(f"{folder}: not an export of an arm. Give a folder that `arrowbank export` has written.")
+        self._listed = {entry["name"] for entry in self.said["files"]}
+        check_places(self.folder, self._listed, self.folder / SIDECAR)
         try:
-            ids = _READERS[self.note["format"]](path, self.note["dtype"])
-        except (OSError, ValueError, struct.error) as error:
-            raise CorruptBank(f"{path}: not readable as {self.note['format']} ({error}). Export again.") from None
-        if len(ids) != entry["tokens"]:
-            raise CorruptBank(f"{path}: {len(ids):,} tokens, {NOTE} says {entry['tokens']:,}. Export again.")
+            self.shards = [self._shard(entry["name"], entry["tokens"]) for entry in self.said["shards"]]
+        except (KeyError, TypeError) as error:
+            raise CorruptBank(f"{self.folder / SIDECAR}: no usable shards ({error!r}). Export again.") from None
+
+    def _shard(self, name: str, tokens: int) -> Ids:
+        if name not in self._listed:
+            raise CorruptBank(f"{self.folder / SIDECAR}: shard {name!r} is not among its files. Export again.")
+        ids = read_ids(self.said["format"], self.folder / name, self.said["dtype"])
+        if len(ids) != tokens:
+            raise CorruptBank(f"{self.folder / name}: {len(ids):,} tokens, {SIDECAR} says {tokens:,}. Export again.")
         return ids
 
 
 def is_token_export(folder: Path) -> bool:
     """Whether `folder` holds an export of an arm."""
-    return (folder / NOTE).is_file() and read_json(folder / NOTE).get("format") in LAYOUTS
+    path = find_sidecar(folder)
+    said = read_json(path) if path else {}
+    return isinstance(said, dict) and said.get("format") in LAYOUTS
 
 
-def _raw(path: Path, dtype: str) -> Ids:
-    return np.asarray(np.memmap(path, dtype, mode="r"))
+def read_ids(format: str, path: Path, dtype: str | None) -> Ids:
+    """The ids in the file `path` of one of LAYOUTS, mapped. `dtype` is that of an export of an arm, whose documents are its examples;
+    None: the file is another program's, and uint16 where it does not say more. CorruptBank where its header, or an index beside it,
+    does not agree with it."""
+    try:
+        return _READERS[format](path, dtype)
+    except (OSError, ValueError, struct.error) as error:
+        raise CorruptBank(f"{path}: not readable as {format} ({error}). Export again.") from None
 
 
-def _llmc(path: Path, dtype: str) -> Ids:
+def _raw(path: Path, dtype: str | None) -> Ids:
+    return np.asarray(np.memmap(path, dtype or "<u2", mode="r"))
+
+
+def _llmc(path: Path, dtype: str | None) -> Ids:
     header = np.fromfile(path, "<i4", 256)
     ids = np.asarray(np.memmap(path, "<u2", mode="r", offset=HEADER_BYTES))
     _require(header[:2].tolist() == list(LLMC_HEADER) and not header[3:].any(), "another header")
@@ -69,38 +77,46 @@ def _llmc(path: Path, dtype: str) -> Ids:
     return ids
 
 
-def _npy(path: Path, dtype: str) -> Ids:
-    ids = np.load(path, mmap_mode="r", allow_pickle=False)
+def _npy(path: Path, dtype: str | None) -> Ids:
+    ids = map_npy(path)
     _require(ids.dtype == np.uint16 and ids.ndim == 1, f"{ids.dtype} of shape {ids.shape}")
-    return np.asarray(ids)
+    return ids
 
 
-def _megatron(path: Path, dtype: str) -> Ids:
-    ids, index = _raw(path, dtype), path.with_suffix(".idx").read_bytes()
+def _megatron(path: Path, dtype: str | None) -> Ids:
+    index = path.with_suffix(".idx").read_bytes()
     magic, fixed = len(MEGATRON_MAGIC), struct.calcsize("<QBQQ")
     version, code, count, documents = struct.unpack_from("<QBQQ", index, magic)
-    _require(index[:magic] == MEGATRON_MAGIC and (version, code) == (1, MEGATRON_CODES[dtype]), "another index header")
+    kinds = {code: kind for kind, code in MEGATRON_CODES.items() if dtype in (None, kind)}
+    _require(index[:magic] == MEGATRON_MAGIC and version == 1 and code in kinds, "another index header")
+    ids = _raw(path, kinds[code])
     at = magic + fixed
     _require(len(index) == at + 12 * count + 8 * documents, f"the index has {len(index)} bytes")
     lengths = np.frombuffer(index, "<i4", count, at)
     pointers = np.frombuffer(index, "<i8", count, at + 4 * count)
     ends = np.frombuffer(index, "<i8", documents, at + 12 * count)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    _require(np.array_equal(pointers, starts * ids.itemsize), "pointers are not where documents start")
-    _require(np.array_equal(ends, np.arange(count + 1)), "a document is not one example")
-    _require(int(lengths.sum(dtype=np.int64)) == len(ids), "documents do not add up to the tokens")
+    _require(np.array_equal(pointers, starts * ids.itemsize), "pointers are not where sequences start")
+    if dtype:
+        _require(np.array_equal(ends, np.arange(count + 1)), "a document is not one example")
+    _require(documents > 0 and (int(ends[0]), int(ends[-1])) == (0, count), "documents do not end with the sequences")
+    _require(bool((np.diff(ends) >= 0).all()) and bool((lengths >= 0).all()), "sequences or documents of negative length")
+    _require(int(lengths.sum(dtype=np.int64)) == len(ids), "sequences do not add up to the tokens")
     return ids
 
 
-def _nanotron(path: Path, dtype: str) -> Ids:
-    ids, ends = _raw(path, dtype), np.fromfile(f"{path}.index", "<u8")
+def _nanotron(path: Path, dtype: str | None) -> Ids:
     said = Path(f"{path}.metadata").read_text().split("\n")
+    width = said[0].rpartition("|")[2]
+    _require(width == "2" or (width == "4" and dtype is None), "the metadata says another width of a token")
+    ids, ends = _raw(path, f"<u{width}"), np.fromfile(f"{path}.index", "<u8")
     _require(len(ends) > 0 and int(ends[-1]) == len(ids), "documents do not end where the tokens do")
-    _require(said[0].endswith("|2") and int(said[1]) == len(ids), "the metadata says otherwise")
+    _require(bool((ends[1:] >= ends[:-1]).all()), "documents of negative length")
+    _require(int(said[1]) == len(ids), "the metadata says otherwise")
     return ids
 
 
-_READERS: dict[str, Callable[[Path, str], Ids]] = {
+_READERS: dict[str, Callable[[Path, str | None], Ids]] = {
     "raw": _raw,
     "llmc": _llmc,
     "nanogpt-npy": _npy,

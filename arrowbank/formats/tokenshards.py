@@ -7,7 +7,7 @@
     nanotron      datatrove, nanotron: .ds of uint16, .ds.index of uint64 document ends in tokens, .ds.metadata
 
 `--stride` is the loader's step. Under T + 1 each example is followed by the token that comes next, so that windows of T + 1 tokens are
-examples again. `arrowbank.json` comes last: its presence means that the export is whole. It counts the triples that survive each cut.
+examples again. The sidecar counts the triples that survive each cut.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
-from arrowbank.bank.files import HashedFile, json_bytes, require_space
+from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.errors import InputError
-from arrowbank.formats.exported import CONVERTER, NOTE
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.sidecar import About
 from arrowbank.formats.windows import STRIDES, whole_in_a_window
 from arrowbank.progress import SILENT, Progress
 
@@ -67,6 +67,7 @@ class Layout:
     strides: tuple[str, ...] = STRIDES
     dtypes: dict[str, str] | None = None  # the arm's → the file's; None: uint16 only
     looks_ahead: bool = True  # reads a token past its step, for the labels
+    version: int | None = None  # the format's number, where it has one
 
 
 def _llmc(shard: TokenFile, file: HashedFile) -> None:
@@ -100,18 +101,19 @@ def _metadata(shard: TokenFile, file: HashedFile) -> None:
 
 LAYOUTS: dict[str, Layout] = {
     "raw": Layout({".bin": TokenFile.write_ids}, dtypes={"uint16": "uint16", "uint32": "uint32"}, looks_ahead=False),
-    "llmc": Layout({".bin": _llmc}),
+    "llmc": Layout({".bin": _llmc}, version=LLMC_HEADER[1]),
     "nanogpt-npy": Layout({".npy": _npy}),
     "megatron": Layout(
         {".bin": TokenFile.write_ids, ".idx": _megatron_index},
         strides=("T",),
         dtypes={"uint16": "uint16", "uint32": "int32"},
+        version=1,
     ),
     "nanotron": Layout(
         {".ds": TokenFile.write_ids, ".ds.index": _document_ends, ".ds.metadata": _metadata}, strides=("T+1", "T")
     ),
 }
-OWNS = ("*.bin", "*.idx", "*.npy", "*.ds", "*.ds.index", "*.ds.metadata", NOTE)
+OWNS = ("*.bin", "*.idx", "*.npy", "*.ds", "*.ds.index", "*.ds.metadata")
 
 
 def export_tokens(
@@ -123,7 +125,7 @@ def export_tokens(
     restart: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Write the examples of the arm `bank` as `format` (one of LAYOUTS) to `out`; what `arrowbank.json` says.
+    """Write the examples of the arm `bank` as `format` (one of LAYOUTS) to `out`; what the sidecar says.
 
     `stride` is the loader's: "T" or "T+1" (None: the one that the format's loader has). Goes on where it stopped.
 
@@ -145,7 +147,8 @@ def export_tokens(
             f"{bank}: a shard would hold {most:,} tokens, a loader reads {RAW_TOKENS:,}. Build with more --shards."
         )
     recipe = {"format": format, "stride": stride, "rows": opened.content_digest, "shards": len(shards)}
-    with ExportFolder(out, recipe, owns=OWNS, last=NOTE, restart=restart) as folder:
+    about = About(format=format, format_version=layout.version, made_from=made_from(opened), options={"stride": stride})
+    with ExportFolder(out, recipe, about=about, owns=OWNS, restart=restart) as folder:
         if folder.complete:
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return {"format": format, "complete": True}
@@ -158,9 +161,7 @@ def export_tokens(
                 for ending, write in layout.files.items():
                     folder.write(_name(facts, index, ending), partial(write, shard))
                 phase.advance(shard.examples)
-        note = _note(opened, format, stride, shards) | {"plan": folder.mark}
-        folder.finish(json_bytes(note))
-        return note
+        return folder.finish(_facts(opened, format, stride, shards))
 
 
 def _name(facts: dict[str, Any], index: int, ending: str) -> str:
@@ -191,18 +192,18 @@ def _blocks(bank: Bank, rows: range, stride: str) -> Iterator[Ids]:
         yield part
 
 
-def _note(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dict[str, Any]:
+def _facts(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dict[str, Any]:
     facts, looks_ahead = bank.manifest, LAYOUTS[format].looks_ahead
     length = facts["T"]
     steps = {"T": length, "T+1": length + 1}
     return {
-        "format": format,
         "stride": stride,
         "arm": facts["arm"],
         "split": facts["split"],
         "T": length,
         "examples": len(bank),
         "dtype": shards[0].dtype,
+        "vocab": facts["vocab"],
         "shards": [
             {"name": _name(facts, index, next(iter(LAYOUTS[format].files))), "examples": shard.examples, "tokens": shard.tokens}
             for index, shard in enumerate(shards)
@@ -212,8 +213,6 @@ def _note(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dict
             name: _survivors(bank, shards[0].width, shards[0].examples, length + 1 if looks_ahead else step, step)
             for name, step in steps.items()
         },
-        "source": facts["plan_digest"],
-        "converter": CONVERTER,
     }
 
 

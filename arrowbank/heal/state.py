@@ -57,7 +57,7 @@ def save_state(
             tensors[f"adam.{index}.{name}"] = value.detach().cpu()
     whose = {role: first[id(named)] for role, named in weights.items()}
     metadata = {"progressed": json.dumps(asdict(progressed)), "weights": json.dumps(whose)}
-    with publishing(folder / STATE, hashed=False) as file:
+    with publishing(folder / STATE, hash=None) as file:
         write_safetensors(file, {name: (NAMES[tensor.dtype], _bits(tensor)) for name, tensor in tensors.items()}, metadata)
 
 

@@ -67,21 +67,21 @@ class ExportedArm:
 
     def __init__(self, folder: str | Path) -> None:
         self.export = TokenExport(folder)
-        note = self.export.note
-        self.source: str = note["source"]
-        self.width: int = note["T"] + (note["stride"] == "T+1")
+        said = self.export.said
+        self.source: str = said["made_from"]["plan_digest"]
+        self.width: int = said["T"] + (said["stride"] == "T+1")
         self.windows = Windows(
-            note["T"],
+            said["T"],
             self.export.shards,
-            note["survivors"],
-            looks_ahead=LAYOUTS[note["format"]].looks_ahead,
+            said["survivors"],
+            looks_ahead=LAYOUTS[said["format"]].looks_ahead,
             width=self.width,
         )
         self._wrong: list[int] = []
 
     @property
     def name(self) -> str:
-        return f"{self.export.folder.name} ({self.export.note['format']})"
+        return f"{self.export.folder.name} ({self.export.said['format']})"
 
     def add(self, block: Block) -> None:
         """Hold the block's examples against those of the export."""

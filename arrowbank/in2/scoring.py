@@ -168,7 +168,7 @@ def _write(config: ScoreConfig, curves: dict[str, Curve], folder: ExportFolder) 
         for model, curve in curves.items()
     }
     result = {"confidence": config.confidence, "draws": config.draws, "models": found, "plan": folder.mark}
-    folder.finish((json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+    folder.finish(last=(json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def table(curves: dict[str, Curve]) -> str:

@@ -212,7 +212,7 @@ def _rewrite(path: Path, before: SafetensorsFile | None, new: Stored, gone: set[
         for *_, data in entries:
             for start in range(0, data.nbytes, _PIECE):
                 file.write(data[start : start + _PIECE])
-    return file.sha256
+    return file.digest
 
 
 def _index(checkpoint: Checkpoint, changes: _Changes) -> dict[str, Any]:
@@ -261,6 +261,6 @@ def _take_over(path: Path, copy: Path) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-    with path.open("rb", buffering=0) as source, publishing(copy, hashed=False) as file:
+    with path.open("rb", buffering=0) as source, publishing(copy, hash=None) as file:
         while piece := source.read(_PIECE):
             file.write(piece)

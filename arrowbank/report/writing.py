@@ -126,7 +126,9 @@ def write_report(
 
 def _told(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
     """`_story`; where the bank holds something that cannot be shown, a page that says so, with a failed check."""
-    if not subject.banks:  # an OUT.heal is read here for the first time: what is wrong with it is an error, as opening a bank is
+    if (
+        not subject.banks
+    ):  # an OUT.heal is read here for the first time: what is wrong with it is an error, as opening a bank is
         return _story(subject, config, progress)
     with attempt(subject.folder) as failures:
         return _story(subject, config, progress)

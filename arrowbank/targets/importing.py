@@ -35,6 +35,7 @@ from arrowbank.bank.targets import (
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.sidecar import About
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
 from arrowbank.targets.committing import TargetEstimate, check_layers, commit_targets, is_done, publish_tally, require_budget
@@ -90,9 +91,10 @@ class ImportConfig:
 
 @dataclass
 class Found:
-    """The rows of a source that are to be imported, and what was left out."""
+    """The rows of a source of that kind and name that are to be imported, and what was left out."""
 
     rows: TargetRows
+    kind: str
     source: str
     quarantined: list[dump.Quarantined] = field(default_factory=list)
     nonfinite: int = 0
@@ -110,13 +112,13 @@ def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = 
     folder = Path(source)
     name = folder.resolve().name
     if (folder / deepspec.INDEX).is_file():
-        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), name)
+        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), deepspec.NAME, name)
     elif speculators.looks_like(folder):
         opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
-        found = Found(_relabelled(config, opened), name)
+        found = Found(_relabelled(config, opened), speculators.NAME, name)
     else:
         found_dump = _open_dump(config, folder, progress)
-        found = Found(found_dump, name, found_dump.quarantined, outside=found_dump.outside)
+        found = Found(found_dump, "dump", name, found_dump.quarantined, outside=found_dump.outside)
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
 
 
@@ -277,8 +279,21 @@ def import_to_deepspec(
     rows = _watched(found.rows, nonfinite, keep=config.on_nonfinite != "error")
     needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
     require_budget(needed, config.budget_bytes, "the cache")
-    recipe = {"format": "deepspec", "rows": rows.digest, "max_shard_bytes": config.max_shard_bytes, **manifest_of(rows.facts)}
-    with ExportFolder(out, recipe, owns=(*deepspec.OWNS, QUARANTINE), last=deepspec.MANIFEST, restart=restart) as folder:
+    recipe = {
+        "format": deepspec.NAME,
+        "rows": rows.digest,
+        "max_shard_bytes": config.max_shard_bytes,
+        **manifest_of(rows.facts),
+    }
+    format = deepspec.FORMATS[deepspec.NAME]
+    about = About(
+        format=deepspec.NAME,
+        format_version=format.version,
+        made_from={"kind": found.kind, "name": found.source, "rows_digest": rows.digest},
+        options={"max_shard_bytes": config.max_shard_bytes, "limit": config.limit, "on_nonfinite": config.on_nonfinite},
+    )
+    owns = (*format.owns, QUARANTINE)
+    with ExportFolder(out, recipe, about=about, owns=owns, last=format.last, restart=restart) as folder:
         if folder.complete:
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return deepspec.DeepSpecCache(folder.folder).manifest

@@ -23,6 +23,7 @@ from arrowbank.bank.targets import EMBEDDINGS, TargetRows, TargetSample, open_ta
 from arrowbank.bank.verify import verify as verify_bank
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec
+from arrowbank.formats.verify import verify_bytes
 from arrowbank.models import ModelConfig, describe
 from arrowbank.models.device import resolve_device
 from arrowbank.progress import SILENT, Progress
@@ -53,7 +54,8 @@ def verify_targets(
         if failures:
             return [Check("opens", False, failures[0])]
         opened = Check("opens", True, f"a DeepSpec cache of {len(rows.lengths):,} samples; index and sizes fit")
-        checks = [opened, *run_check("rows", index, lambda: target_checks(rows, progress=progress))]
+        checks = [opened, *verify_bytes(Path(folder), progress=progress)]
+        checks += run_check("rows", index, lambda: target_checks(rows, progress=progress))
     else:
         checks = verify_bank(folder, progress=progress)
         if not checks[0].ok:

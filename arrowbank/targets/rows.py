@@ -177,12 +177,12 @@ def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SIL
         return PreparedRows(path), RowCounts(**noted["counts"])
     with progress.phase("prepare", None, unit="samples") as phase, publishing(path) as file:
         _write(file, maker, phase)
-    if noted and noted["sha256"] != file.sha256:
+    if noted and noted["sha256"] != file.digest:
         raise CorruptBank(
             f"{path}: was damaged, and the same samples do not give the same tokens again, as when a chat template writes the date. "
             "Give --restart, or another folder."
         )
-    publish_json(note, {"sha256": file.sha256, "counts": asdict(maker.counts)})
+    publish_json(note, {"sha256": file.digest, "counts": asdict(maker.counts)})
     return PreparedRows(path), maker.counts
 
 

@@ -3,26 +3,32 @@
 d2t   int64 [N]   target id − draft id of each draft token, ids ascending
 t2d   bool [V]    whether the draft has the target's token
 
-A map belongs to one bank and two sizes, and says so: another bank's is refused.
+A map belongs to one bank and two sizes, and says so: another bank's is refused. It is one file, perhaps in the bank's folder, and
+has no sidecar: its digest, over maps and metadata, is in its metadata.
 """
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import publish_bytes, refuse_address
+from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.targets import TargetBank, open_target_bank
 from arrowbank.errors import ContractError, CorruptBank, InputError
+from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors
+from arrowbank.formats.sidecar import xxh3_128
 from arrowbank.progress import SILENT, Progress
 
 METADATA = ("bank_digest", "draft_vocab_size", "target_vocab_size")
+DIGEST = "xxh3_128"
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,6 @@ def write_vocab_map(
 
     `vocab_size` is the target's, where the bank does not state it. Raises InputError, and what opening a bank raises.
     """
-    from safetensors.numpy import save
-
     path = Path(out) if out else map_path(folder, draft_vocab)
     refuse_address(path)
     bank = open_target_bank(folder)
@@ -92,8 +96,45 @@ def write_vocab_map(
     if size is None:
         raise InputError(f"{folder}: does not say how large the target's vocabulary is. Give --vocab-size.")
     made = vocab_map(token_counts(bank, size, progress=progress), draft_vocab)
-    publish_bytes(path, save({"d2t": made.d2t, "t2d": made.t2d}, metadata=_metadata(bank, draft_vocab, size)))
+    publish_bytes(path, _file_bytes(made, _metadata(bank, draft_vocab, size)))
     return made
+
+
+def _file_bytes(made: VocabMap, metadata: dict[str, str]) -> bytes:
+    """The map as a safetensors file whose metadata hold the digest over everything else."""
+    content = xxh3_128(canonical_json(metadata) + made.d2t.tobytes() + made.t2d.tobytes())
+    file = io.BytesIO()
+    write_safetensors(file, {"d2t": ("I64", made.d2t), "t2d": ("BOOL", made.t2d)}, {**metadata, DIGEST: content})
+    return file.getvalue()
+
+
+def verify_vocab_map(path: str | Path) -> Check:
+    """Whether the file `path` is a vocabulary map with the bytes that `targets vocab` wrote."""
+    with attempt(Path(path)) as failures:
+        made, metadata = _read(Path(path))
+        digest = metadata.pop(DIGEST, None)
+        if digest is None:
+            failures.append(f"{path}: carries no digest. Make it with `arrowbank targets vocab`.")
+        elif Path(path).read_bytes() != _file_bytes(made, metadata):
+            failures.append(f"{path}: its bytes are not those of its digest: it was changed. Make it again.")
+    if failures:
+        return Check("map", False, failures[0])
+    return Check(
+        "map", True, f"{len(made.d2t):,} of {len(made.t2d):,} tokens, of the bank {metadata.get('bank_digest', '')[:12]}"
+    )
+
+
+def _read(path: Path) -> tuple[VocabMap, dict[str, str]]:
+    """Maps and metadata of a file. CorruptBank where it is not such a file."""
+    try:
+        file = SafetensorsFile(path)
+        tensors = {name: file.tensors[name] for name in ("d2t", "t2d")}
+    except (InputError, KeyError) as error:
+        raise CorruptBank(f"{path}: not a vocabulary map ({error}). Make it with `arrowbank targets vocab`.") from None
+    if (tensors["d2t"].dtype, tensors["t2d"].dtype) != ("I64", "BOOL"):
+        raise CorruptBank(f"{path}: its maps are not int64 and bool. Make it with `arrowbank targets vocab`.")
+    found = VocabMap(file.array(tensors["d2t"]), file.array(tensors["t2d"]).view(np.bool_))
+    return found, dict(file.metadata)
 
 
 def read_vocab_map(path: str | Path, bank: str | Path | TargetBank) -> VocabMap:
@@ -101,15 +142,10 @@ def read_vocab_map(path: str | Path, bank: str | Path | TargetBank) -> VocabMap:
 
     Raises ContractError for a map of another bank or of one that has changed, CorruptBank for a damaged file.
     """
-    from safetensors import SafetensorError, safe_open
-
     bank = bank if isinstance(bank, TargetBank) else open_target_bank(bank)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata: dict[str, Any] = file.metadata() or {}
-            found = VocabMap(file.get_tensor("d2t"), file.get_tensor("t2d"))
-    except (OSError, SafetensorError) as error:
-        raise CorruptBank(f"{path}: not a vocabulary map ({error}). Make it with `arrowbank targets vocab`.") from None
+    if not (check := verify_vocab_map(path)).ok:
+        raise CorruptBank(check.detail)
+    found, metadata = _read(Path(path))
     wanted = _metadata(bank, len(found.d2t), len(found.t2d))
     for name in METADATA:
         if metadata.get(name) != wanted[name]:

@@ -89,7 +89,7 @@ def worker_job(plan: TrunkPlan, folder: Path, processes: int = 1) -> TrunkJob:
     """What each of so many workers needs; the windows' ids go into a file in `folder` that they map."""
     folder.mkdir(exist_ok=True)
     path, windows = folder / "windows.npy", plan.windows
-    with publishing(path, hashed=False) as file:
+    with publishing(path, hash=None) as file:
         np.save(file, windows.padded(plan.pad_id))
     return TrunkJob(
         model=plan.config.trunk_model,
