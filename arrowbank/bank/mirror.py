@@ -25,6 +25,7 @@ from arrowbank.bank.writer import BankWriter
 
 INDEX_FILE = "index.json"
 TEXTS_FILE = "texts.jsonl"
+INDEX_ENTRY_BYTES = 200  # of a row in INDEX_FILE, at most: what a reader of it must allow for
 
 
 def mirror_files(

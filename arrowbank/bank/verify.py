@@ -22,7 +22,7 @@ from arrowbank.bank.features import MATRIX_FILE, FeatureBank
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys, text_keys
 from arrowbank.bank.manifest import INFO, MANIFEST, SHARD_NAME, dataset_info, read_json
-from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE
+from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.target_checks import target_checks
@@ -170,7 +170,7 @@ def _matrix(bank: FeatureBank) -> Iterator[str]:
 
 def _index(bank: FeatureBank) -> Iterator[str]:
     with bank.opening(INDEX_FILE) as path:
-        index = read_json(path)
+        index = read_json(path, max_bytes=(len(bank) + 1) * INDEX_ENTRY_BYTES)
     keys = [key.hex() for batch in bank.shards() for key in batch.column("sha1").to_pylist()]
     if not isinstance(index, dict) or list(index) != keys or list(index.values()) != list(range(len(keys))):
         yield INDEX_FILE

@@ -24,7 +24,7 @@ from arrowbank.bank.checks import Check, attempt, found_wrong, run_check
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import digest_of, human_bytes
 from arrowbank.bank.manifest import JOURNAL, STATE, read_json
-from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE
+from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.names import place_fault
 from arrowbank.bank.npyfile import map_npy
 from arrowbank.bank.targets import TargetRows
@@ -39,7 +39,6 @@ from arrowbank.progress import SILENT, Progress
 Said = Mapping[str, Any]  # what the sidecar says; empty where there is none
 Shape = tuple[int | str, ...]
 
-ENTRY_BYTES = 200  # of a row in index.json, at most
 INT, FLOAT = ("int64", "int32"), ("bfloat16", "float16", "float32")
 # tensors of a sample's file: dtypes, and shape by letters (S: tokens of the sample, H: hidden_size, LH: of all taps)
 TOKENS: dict[str, tuple[tuple[str, ...], Shape]] = {"input_ids": (INT, ("S",)), "loss_mask": (INT, ("S",))}
@@ -393,7 +392,7 @@ def _parquet(folder: Path, said: Said) -> list[Check]:
 
 def _npy(folder: Path, said: Said) -> list[Check]:
     matrix = map_npy(folder / MATRIX_FILE)
-    index = read_json(folder / INDEX_FILE, max_bytes=(len(matrix) + 1) * ENTRY_BYTES)
+    index = read_json(folder / INDEX_FILE, max_bytes=(len(matrix) + 1) * INDEX_ENTRY_BYTES)
     wrong = _differing(said, {"rows": len(matrix)})
     if matrix.dtype != np.float16 or matrix.ndim != 2:
         wrong.append(f"{MATRIX_FILE} is {matrix.dtype} of shape {matrix.shape}, expected float16 [rows, width]")
