@@ -16,6 +16,7 @@ import pyarrow as pa
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import binary_column, list_column
 from arrowbank.bank.keys import text_keys
+from tests.mutations import reseal
 
 WIDTH = 24
 VOCAB = 512
@@ -176,6 +177,15 @@ def write_tokens(
                 "text_count": len(rows),
             },
         )
+
+
+def name_the_encoder(features: Path, encoder: str) -> None:
+    """Let a feature bank say that it was made by another encoder than it was."""
+
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["recipe"]["model"]["name"] = manifest["model_path"] = encoder
+
+    reseal(features, edit)
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from arrowbank import ImportConfig, import_targets
+from tests.mutations import reseal
 
 MODEL = "org/target"
 LAYERS = (1, 11, 21)
@@ -85,6 +86,8 @@ def make_target_bank(folder: Path, *, dump: dict[str, Any] | None = None, **opti
 
 def know_the_depth(bank: Path, num_hidden_layers: int) -> None:
     """Let a bank know how many blocks its model has: a capture notes it, a dump does not say it."""
-    path = bank / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "num_hidden_layers": num_hidden_layers}))
+
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["num_hidden_layers"] = manifest["recipe"]["num_hidden_layers"] = num_hidden_layers
+
+    reseal(bank, edit)

@@ -129,8 +129,7 @@ def test_drift_is_measured_noted_and_said(grown: Grown, tmp_path: Path) -> None:
 def test_an_environment_that_gives_other_vectors_is_refused_and_nothing_is_lost(grown: Grown, tmp_path: Path) -> None:
     drifted = grown.folder / "drifted"
     shutil.copytree(grown.folder / "old", drifted)
-    for path in (drifted / "features").glob("manifest.json"):
-        path.write_text(path.read_text().replace("TableEncoder", "DriftedEncoder"))
+    banks.name_the_encoder(drifted / "features", "tests.banks:DriftedEncoder")
     config = replace(CONFIG, encoder="tests.banks:DriftedEncoder", onto=str(drifted / "features"))
     with pytest.raises(
         ContractError, match=r"(?s)cosine to the stored vectors at least 0\.9.*below --min-cosine 0\.999.*--onto"

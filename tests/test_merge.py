@@ -33,6 +33,7 @@ from arrowbank import (
     verify,
 )
 from arrowbank.errors import ContractError, CorruptBank, InputError, PlanMismatch
+from tests.banks import name_the_encoder
 from tests.joined_banks import CONFIG, counts_of, rows_of, save_features, save_texts
 from tests.kill import cli, kill_at, tree_bytes
 from tests.target_banks import import_config, make_dump, make_target_bank
@@ -128,8 +129,7 @@ def test_whole_shards_are_linked_and_old_banks_stay_as_they_are(tmp_path: Path) 
 def drifted(folder: Path, texts: list[str]) -> Path:
     """A bank that says it is of the same encoder as others, and has other vectors."""
     features = save_features(folder, texts, config=replace(CONFIG, encoder="tests.banks:DriftedEncoder"))
-    path = features / "manifest.json"
-    path.write_text(path.read_text().replace("DriftedEncoder", "TableEncoder"))
+    name_the_encoder(features, "tests.banks:TableEncoder")
     return features
 
 

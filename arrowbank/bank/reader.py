@@ -22,7 +22,8 @@ import pyarrow as pa
 from arrowbank.bank.commits import Commit
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.kinds import check_columns, check_fields
-from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_json, read_manifest, shard_name
+from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_manifest
+from arrowbank.bank.manifest_checks import check_info, check_manifest, check_state
 from arrowbank.bank.shardfile import check_values, map_shard
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
 from arrowbank.progress import SILENT, Progress
@@ -44,12 +45,13 @@ class Bank:
         self.kind: str = manifest["kind"]
         self.plan_digest: str = manifest["plan_digest"]
         self.entries: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in manifest["files"]}
-        self.shard_names = _shards_in(folder, self.entries)
+        self.shard_names = check_state(folder, manifest)
         self.shard_rows = [int(self.entries[name]["rows"]) for name in self.shard_names]
         self.starts: npt.NDArray[np.int64] = np.cumsum([0, *self.shard_rows])
         self._check_files()
         self._batches = [self._map(index) for index in range(len(self.shard_names))]
         self._checked: set[tuple[int, str]] = set()
+        check_info(folder, self.schema)
         commit.require_unchanged()
 
     def __len__(self) -> int:
@@ -68,8 +70,8 @@ class Bank:
                     f"{path}: {found}, the manifest says {entry['bytes']}. Restore it from a copy, or make it again with the "
                     "command that made the bank (encode: --shards with its number)."
                 )
-        if len(self) != self.manifest["rows"]:
-            raise CorruptBank(f"{self.folder}: shards hold {len(self)} rows, the manifest says {self.manifest['rows']}.")
+        if (rows := sum(self.shard_rows)) != self.manifest["rows"]:
+            raise CorruptBank(f"{self.folder}: shards hold {rows} rows, the manifest says {self.manifest['rows']}.")
 
     def _map(self, index: int) -> pa.RecordBatch:
         path = self.folder / self.shard_names[index]
@@ -187,7 +189,8 @@ def open_committed(
     """The folder, manifest and commit of a committed bank that is what `expect` says. An address (`hf://…`, `s3://…`) is fetched
     first.
 
-    Raises InputError (no bank there), IncompleteBank (not committed), ContractError (a field differs), CorruptBank (a field lacks).
+    Raises InputError (no bank there), IncompleteBank (not committed), CorruptBank (a field is lacking, or the manifest contradicts
+    itself), ContractError (a field differs).
     """
     folder = local_folder(folder, progress)
     commit = Commit.of(folder)  # before the manifest is read: what is read then is of this commit, or `Bank` finds out
@@ -199,8 +202,9 @@ def open_committed(
             f"{total if total is not None else 'an unknown number'} at the last count). Run the command that builds it again: "
             "it goes on where it stopped."
         )
-    check_contract(folder, manifest, expect or {})
     check_fields(folder, manifest)
+    check_manifest(folder / MANIFEST, manifest)
+    check_contract(folder, manifest, expect or {})
     return folder, manifest, commit
 
 
@@ -226,14 +230,3 @@ def check_contract(folder: Path, manifest: Manifest, expect: Mapping[str, Any]) 
                 "Give the bank that was built for this, or build one.",
                 name,
             )
-
-
-def _shards_in(folder: Path, entries: Mapping[str, object]) -> list[str]:
-    state = read_json(folder / STATE)
-    try:
-        names = [item["filename"] for item in state["_data_files"]]
-    except (KeyError, TypeError):
-        names = []
-    if not names or names != [shard_name(index) for index in range(len(names))] or not set(names) <= set(entries):
-        raise CorruptBank(f"{folder / STATE}: does not list the shards of {MANIFEST}. Restore it or rebuild the bank.")
-    return names

@@ -20,9 +20,10 @@ class _Bad:
     """Hidden states of one kind of badness in one layer."""
 
     count: int = 0
+    values: int = 0
     first: str = ""
 
-    def note(self, sample: TargetSample, bad: npt.NDArray[np.bool_]) -> None:
+    def note(self, sample: TargetSample, bad: npt.NDArray[np.bool_], values: Bits) -> None:
         if not bad.any():
             return
         if not self.count:
@@ -30,10 +31,11 @@ class _Bad:
             token = at if sample.positions is None else int(sample.positions[at])
             self.first = f"{sample.name} token {token}"
         self.count += int(bad.sum())
+        self.values += int((values[bad] & MAGNITUDE >= INFINITY).sum())
 
 
-def target_checks(rows: TargetRows, counts: Mapping[str, Any] | None = None, *, progress: Progress = SILENT) -> list[Check]:
-    """Read every row. `counts` are those that a manifest states, where there is one."""
+def target_checks(rows: TargetRows, stated: Mapping[str, Any] | None = None, *, progress: Progress = SILENT) -> list[Check]:
+    """Read every row. `stated` is the manifest, where there is one."""
     facts, wrong = rows.facts, []
     layers = [*facts.layer_names, "last"]
     bad = {(layer, kind): _Bad() for layer in layers for kind in ("zero", "constant", "not finite")}
@@ -47,18 +49,22 @@ def target_checks(rows: TargetRows, counts: Mapping[str, Any] | None = None, *, 
             taps = sample.taps.reshape(len(sample.taps), facts.layers, facts.hidden_size)
             states = np.concatenate([taps, sample.last[:, None, :]], axis=1)
             for layer, values in zip(layers, np.moveaxis(states, 1, 0), strict=True):
-                for kind, found in _faults(np.ascontiguousarray(values)).items():
-                    bad[layer, kind].note(sample, found)
+                vectors = np.ascontiguousarray(values)
+                for kind, found in _faults(vectors).items():
+                    bad[layer, kind].note(sample, found, vectors)
             phase.advance(1)
     good = f"{len(rows.lengths):,} samples of {tokens:,} tokens, {loss_tokens:,} in the loss: ids and masks well formed"
     checks = [found_wrong("rows", wrong, good, "ids or masks wrong in")]
-    if counts is not None:
-        stated = {"kept": len(rows.lengths), "tokens": tokens, "loss_tokens": loss_tokens, "hidden_tokens": hidden}
+    if stated is not None:
+        found_counts = {"kept": len(rows.lengths), "tokens": tokens, "loss_tokens": loss_tokens, "hidden_tokens": hidden}
         differing = [
-            f"{name} is {counts.get(name)}, the rows have {value}"
-            for name, value in stated.items()
-            if counts.get(name) != value
+            f"{name} is {stated['counts'].get(name)}, the rows have {value}"
+            for name, value in found_counts.items()
+            if stated["counts"].get(name) != value
         ]
+        nonfinite = {layer: bad[layer, "not finite"].values for layer in layers}
+        if stated["nonfinite"] != nonfinite:
+            differing.append(f"nonfinite is {stated['nonfinite']}, the rows have {nonfinite}")
         checks.append(found_wrong("counts", differing, "those of the manifest", "not those of the rows:"))
     shape = f"{hidden:,} vectors of width {facts.hidden_size} each in layers {', '.join(layers)}"
     faults = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,21 +23,50 @@ def trunk_checks(bank: TrunkBank) -> list[Check]:
     """Read every window."""
     wrong: dict[str, list[str]] = {name: [] for name in _FAULTS}
     tokens, numbers = 0, dict.fromkeys(bank.manifest["sets"], 0)
+    sets: dict[str, _Set] = {}
     misplaced = []
     for row in range(len(bank)):
         window = bank.read(row)
         tokens += window.length
+        sets.setdefault(window.set, _Set(row)).add(window)
         for name, (_, _, is_wrong) in _FAULTS.items():
             if is_wrong(bank, window):
                 wrong[name].append(f"row {row}")
         if window.window != numbers.get(window.set) or window.held_out != (bank.manifest["hold_all"] or row % 10 == 9):
             misplaced.append(f"row {row}")
         numbers[window.set] = numbers.get(window.set, 0) + 1
+    wrong["ids"] += [f"set {name}" for name, stated in bank.manifest["sets"].items() if not _is_set(sets.get(name), stated)]
     checks = [found_wrong(name, wrong[name], good, bad) for name, (good, bad, _) in _FAULTS.items()]
     checks.append(
         found_wrong("windows", misplaced, "numbered set by set, every tenth held out", "set, number or held_out wrong in")
     )
     return [*checks, _counts(bank, tokens, numbers)]
+
+
+@dataclass
+class _Set:
+    """What is counted of a set, whose first window is row `first`."""
+
+    first: int
+    windows: int = 0
+    tokens: int = 0
+    ids: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, window: TrunkWindow) -> None:
+        self.windows, self.tokens = self.windows + 1, self.tokens + window.length
+        self.ids.update(np.ascontiguousarray(window.input_ids[: window.length], "<i4"))
+
+
+def _is_set(found: _Set | None, stated: object) -> bool:
+    """Whether a set is what the manifest says of it."""
+    if found is None:
+        return False
+    return stated == {
+        "first": found.first,
+        "windows": found.windows,
+        "tokens": found.tokens,
+        "ids_sha256": found.ids.hexdigest(),
+    }
 
 
 def _counts(bank: TrunkBank, tokens: int, numbers: dict[str, int]) -> Check:
@@ -88,7 +120,7 @@ def _bad_hidden(bank: TrunkBank, window: TrunkWindow) -> bool:
 
 
 _FAULTS: dict[str, tuple[str, str, Callable[[TrunkBank, TrunkWindow], bool]]] = {
-    "ids": ("in the vocabulary, padding in its place", "ids, length or padding wrong in", _bad_ids),
+    "ids": ("in the vocabulary, padding in its place, sets as stated", "ids, length or padding wrong in", _bad_ids),
     "rows": ("one a real token in every list", "lists of other lengths or widths in", _bad_shape),
     "choices": ("next tokens in the vocabulary, none twice", "next tokens wrong in", _bad_choices),
     "probs": ("sorted, in [0, 1], 1 with the tail", "not sorted, not in [0, 1] or not 1 with the tail in", _bad_probabilities),

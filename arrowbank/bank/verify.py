@@ -21,10 +21,11 @@ from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values, values
 from arrowbank.bank.features import MATRIX_FILE, FeatureBank
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys, text_keys
-from arrowbank.bank.manifest import INFO, MANIFEST, SHARD_NAME, dataset_info, read_json
+from arrowbank.bank.manifest import MANIFEST, SHARD_NAME, STATE, read_json
 from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank
+from arrowbank.bank.recounts import manifest_check
 from arrowbank.bank.target_checks import target_checks
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
@@ -49,11 +50,12 @@ def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILE
         return checks
     with progress.phase("verify", sum(entry["bytes"] for entry in bank.manifest["files"]), unit="bytes") as phase:
         checks += run_check("hashes", manifest, lambda: _hashes(bank, phase.advance))
-    checks += run_check("shards", manifest, lambda: _strays(bank)) + run_check(
-        "types", bank.folder / INFO, lambda: _types(bank)
-    )
+    checks += run_check("shards", manifest, lambda: _strays(bank))
     if unreadable := _unreadable(bank):
         return [*checks, unreadable]
+    checks += run_check("types", manifest, lambda: _types(bank))
+    checks += run_check("manifest", manifest, lambda: manifest_check(bank))
+    checks += run_check("dataset", bank.folder / STATE, lambda: _dataset(bank))
     for name, check in _CHECKS.get(bank.kind, {}).items():
         checks += run_check(name, manifest, partial(check, bank))
     return checks + run_check("rows", manifest, lambda: _of_windows(bank))
@@ -76,10 +78,7 @@ def _strays(bank: Bank) -> Check:
 
 
 def _types(bank: Bank) -> Check:
-    wanted = dataset_info(bank.schema)["features"]
     wrong = [name for name, batch in zip(bank.shard_names, bank.shards(), strict=True) if batch.schema != bank.schema]
-    if read_json(bank.folder / INFO).get("features") != wanted:
-        wrong.append(INFO)
     return found_wrong("types", wrong, f"columns {', '.join(bank.columns)}", "other column types in")
 
 
@@ -92,6 +91,15 @@ def _unreadable(bank: Bank) -> Check | None:
             bank.shard(index)
         wrong += failures
     return found_wrong("values", wrong, "", "") if wrong else None
+
+
+def _dataset(bank: Bank) -> Check:
+    """What a trainer does first: `load_from_disk`, and a row from either end."""
+    dataset = bank.dataset
+    for row in (0, len(bank) - 1) if len(bank) else ():
+        dataset[row]
+    found, wanted = (dataset.num_rows, dataset.column_names), (len(bank), bank.columns)
+    return Check("dataset", found == wanted, f"load_from_disk gives {found[0]:,} rows of {', '.join(found[1])}")
 
 
 def _text_keys(bank: Bank) -> Check:
@@ -196,7 +204,7 @@ def _key_file(bank: Bank) -> Check:
 def _of_windows(bank: Bank) -> list[Check]:
     """The checks of banks of hidden states."""
     if isinstance(bank, TargetBank):
-        return target_checks(bank, bank.manifest["counts"])
+        return target_checks(bank, bank.manifest)
     return trunk_checks(bank) if isinstance(bank, TrunkBank) else []
 
 

@@ -46,6 +46,7 @@ from arrowbank.bank.manifest import (
     STATE,
     Manifest,
     Receipt,
+    canonical_json,
     dataset_info,
     dataset_state,
     differing_fields,
@@ -54,6 +55,7 @@ from arrowbank.bank.manifest import (
     read_manifest,
     shard_name,
 )
+from arrowbank.bank.manifest_checks import PROVENANCE, check_manifest, provenance_of
 from arrowbank.bank.names import UnsafeName
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
@@ -213,7 +215,8 @@ class BankWriter:
         sync_folder(self.folder)
 
     def _open_committed(self, found: Manifest) -> None:
-        """Check a committed bank's files; reopen it where shards that are to be redone are damaged."""
+        """Check a committed bank's manifest and files; reopen it where shards that are to be redone are damaged."""
+        check_manifest(self.folder / MANIFEST, found)
         listed = [Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]]
         self.receipts = self._journal.checked(listed, deep=bool(self._redo), redo=self._redo)
         self.committed = len(self.receipts) == len(listed)
@@ -342,6 +345,7 @@ class BankWriter:
         sweep_temporaries(self.folder)
         self.log("commit", rows=self.done_rows)
         manifest = self._manifest(complete=True, files=[self.receipts[name].entry() for name in sorted(self.receipts)])
+        manifest[PROVENANCE] = provenance_of(json.loads(canonical_json(self._fields)), self.kind)
         publish_bytes(self.folder / CARD, card(manifest).encode())
         publish_json(self.folder / MANIFEST, manifest)
         publish_json(self.folder / STATE, dataset_state(shards, self.plan_digest))

@@ -11,14 +11,16 @@ import pyarrow as pa
 from arrowbank.bank import Bank, BankWriter
 from arrowbank.bank.columns import list_values, nested_lists, values_of
 from arrowbank.bank.features import MATRIX_FILE
+from arrowbank.bank.manifest_checks import TARGET_LABELS, WRITERS
 from arrowbank.bank.mirror import finished_batches, write_keys, write_mirror
 from arrowbank.bank.target_shards import nonfinite_values
 from arrowbank.bank.targets import facts_of
 from arrowbank.progress import Progress
 
-WRITERS = ("format", "kind", "plan_digest", "recipe", "rows", "complete", "files")
 # of a feature bank's recipe: what decides a vector once its tokens are given
 VECTORS = ("encoding_method", "model", "hidden_size", "normalize", "batches")
+# of a target bank's manifest: what its hidden states are, and of which model
+HIDDEN = (*TARGET_LABELS, "model_fingerprint", "tokenizer_fingerprint", "chat_template_sha256")
 
 Fields = dict[str, Any]
 
@@ -33,7 +35,9 @@ def has_mirror(bank: Bank) -> bool:
 
 
 def vectors_recipe(bank: Bank) -> Fields:
-    """What decided the vectors of a feature bank, as its recipe says; nothing for other kinds."""
+    """What decided the vectors of a feature bank, or what the hidden states of a target bank are; nothing for other kinds."""
+    if bank.kind == "targets":
+        return {name: bank.manifest.get(name) for name in HIDDEN}
     return {name: bank.manifest["recipe"].get(name) for name in VECTORS} if bank.kind == "features" else {}
 
 

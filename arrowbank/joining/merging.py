@@ -36,15 +36,11 @@ INSTEAD = {
     "trunk": "Build one trunk bank of all sets: --data NAME=FILE may be repeated.",
 }
 
-# what must be equal in all banks, beside what a feature bank's recipe says of its vectors
+# what must be equal in all banks, beside what `vectors_recipe` says
 AGREE = {
     "texts": (),
     "features": ("hidden_size", "max_key_tokens", "tokenizer_fingerprint", "special_tokens", "prompt"),
-    "targets": (
-        *("target_model_name_or_path", "target_layer_ids", "layer_id_convention", "layers", "hidden_size", "last_hidden_norm"),
-        *("codec", "spans", "loss_mask", "vocab_size", "num_hidden_layers"),
-        *("model_fingerprint", "tokenizer_fingerprint", "chat_template_sha256"),
-    ),
+    "targets": (),
 }
 FIRST = ("model_path", "tokenizer")  # may be spelled in another way where the fingerprints agree: the first bank's word counts
 
