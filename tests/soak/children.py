@@ -103,14 +103,23 @@ def kill(pid: int) -> bool:
 
 
 def command_line(argv: Sequence[str]) -> int:
-    """The command line in this process: its exit code, 70 for an exception that it lets through."""
-    from arrowbank.cli import main
+    """The command line in this process: its exit code, 70 for an unexpected exception, whose traceback is printed."""
+    from arrowbank import cli
 
+    told = cli.internal_error
+
+    def told_with_traceback(arguments: Sequence[str], error: Exception) -> str:
+        traceback.print_exception(error)
+        return told(arguments, error)
+
+    cli.internal_error = told_with_traceback
     try:
-        return main(list(argv))
+        return cli.main(list(argv))
     except BaseException:
         traceback.print_exc()
         return UNEXPECTED
+    finally:
+        cli.internal_error = told
 
 
 def _build_the_command_line_once() -> None:
