@@ -51,6 +51,46 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: not readable as {path.suffix[1:]} data ({reason}). Copy or make the file again.") from None
 
 
+def _check(batch: pa.RecordBatch) -> None:
+    """Raise ArrowInvalid where offsets, lengths or codes lead out of the data: Arrow itself would follow them.
+
+    Text that is not UTF-8 passes, for `extract_rows` says in which row it is.
+    """
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            column.view(_as_bytes(column.type)).validate(full=True)
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes where it has text."""
+    for is_text, binary in _TEXTS:
+        if is_text(kind):
+            return binary
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(number).with_type(_as_bytes(kind.field(number).type)) for number in range(kind.num_fields)])
+    for is_list, list_of in _LISTS:
+        if is_list(kind):
+            return list_of(kind.value_field.with_type(_as_bytes(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_bytes(kind.value_type)), kind.list_size)
+    return kind
+
+
+_TEXTS = (
+    (pa.types.is_string, pa.binary()),
+    (pa.types.is_large_string, pa.large_binary()),
+    (pa.types.is_string_view, pa.binary_view()),
+)
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
+
+
 Batches = Iterator[tuple[pa.RecordBatch, float]]  # and which share of the file it is
 
 
@@ -61,6 +101,7 @@ def _parquet(path: Path, roots: Sequence[str], size: int) -> Batches:
         rows = _rows_of(size, total, meta.num_rows)
         columns = [root for root in roots if root in file.schema_arrow.names]
         for batch in file.iter_batches(batch_size=rows, columns=columns):
+            _check(batch)
             yield batch, batch.num_rows / meta.num_rows
 
 
@@ -72,10 +113,12 @@ def _arrow(path: Path, roots: Sequence[str], size: int) -> Batches:
         batches = _stream(source) if streamed else _file(source)
         for whole in batches:
             batch = whole.select([root for root in roots if root in whole.schema.names])
-            rows = _rows_of(size, whole.nbytes, whole.num_rows)
+            _check(batch)
+            held = whole.get_total_buffer_size()  # nbytes would follow offsets, also of columns that nobody has checked
+            rows = _rows_of(size, held, whole.num_rows)
             for start in range(0, whole.num_rows, rows):
                 part = batch.slice(start, rows)
-                share = whole.nbytes / total * min(rows, whole.num_rows - start) / whole.num_rows
+                share = held / total * min(rows, whole.num_rows - start) / whole.num_rows
                 yield part, share
 
 

@@ -70,7 +70,7 @@ def _soak(scratch: Path, seed: int, options: argparse.Namespace) -> int:
         for one in attacks[name](world, random.Random(f"{seed}/{name}/{rounds[name]}")):
             tally.add(one, where)
             if one.wrong:
-                print(f"{where}: {one.attack}, {one.kind}: {one.wrong}\n{one.detail[-2000:]}\n", flush=True)
+                print(f"{where}: {one.attack}, {one.kind}: {one.wrong}\n{one.detail[-4000:]}\n", flush=True)
         rounds[name] += 1
         spent[name] += time.monotonic() - before
         tally.seconds = time.monotonic() - started

@@ -78,7 +78,7 @@ class Child:
         os.close(self._handle)
         code = os.waitstatus_to_exitcode(status)
         left = self._wait_for_orphans()
-        said = self.output.read_text(errors="replace")
+        said = self.output.read_text(errors="replace").partition("\nExtension modules:")[0]  # of a crash: a long list
         return Ended(code, said + ("\na worker process outlived its command" if left else ""), hung or left)
 
     def _wait_for_orphans(self) -> bool:
@@ -196,6 +196,7 @@ def _live(run: Callable[[], int], folder: Path, output: Path) -> NoReturn:
             os.dup2(file, standard)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(folder)
+        faulthandler.enable(file=2)
         code = run()
     except BaseException:
         traceback.print_exc()

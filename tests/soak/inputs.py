@@ -487,7 +487,7 @@ def _bank(rng: random.Random, world: Path, here: Path, *endings: str) -> str:
 def _receipts(rng: random.Random, world: Path, here: Path) -> str:
     """A committed bank without its commit is what an interrupted build leaves; its journal is what is mutated."""
     bank, command = rng.choice(_RESUMED)
-    folder = clone(world / bank, here / "out")
+    folder = Path(shutil.copytree(world / bank, here / "out"))  # its log is appended to
     (folder / "state.json").unlink()
     manifest = json.loads(read(folder / "manifest.json"))
     for entry in manifest.get("files", []):
