@@ -126,7 +126,7 @@ def _model(folder: Path) -> dict[str, Any]:
     config = _object(folder / "config.json")
     inner = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     facts = {
-        "architecture": ", ".join(config.get("architectures") or [str(config.get("model_type"))]),
+        "architecture": ", ".join(map(str, _list(config.get("architectures")) or [config.get("model_type")])),
         "layers": inner.get("num_hidden_layers"),
         "hidden_size": inner.get("hidden_size"),
         "vocab_size": inner.get("vocab_size"),
@@ -134,6 +134,10 @@ def _model(folder: Path) -> dict[str, Any]:
         "bytes": sum(path.stat().st_size for path in folder.glob("*.safetensors")),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _decodes(folder: Path) -> bool:

@@ -105,7 +105,9 @@ class SafetensorsFile:
         return Tensor(name, dtype, tuple(shape), base + start, base + stop)
 
     def array(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """A tensor of one of DTYPES as a flat array over the map."""
+        """A tensor of one of DTYPES as a flat array over the map. Raises InputError for any other."""
+        if tensor.dtype not in DTYPES:
+            raise InputError(f"{self.path}: tensor {tensor.name} is {tensor.dtype!r}, expected one of {', '.join(DTYPES)}.")
         return self.raw(tensor).view(DTYPES[tensor.dtype])
 
     def raw(self, tensor: Tensor) -> npt.NDArray[np.uint8]:

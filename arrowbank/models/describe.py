@@ -18,7 +18,7 @@ from arrowbank.models.config import ModelConfig
 from arrowbank.models.device import resolve_device
 from arrowbank.models.fingerprint import model_fingerprint
 from arrowbank.models.pooling import folder_pooling
-from arrowbank.models.quiet import quiet
+from arrowbank.models.quiet import quiet, refusing
 from arrowbank.models.source import resolve_model, weight_files
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ class ModelInfo:
 def describe(config: ModelConfig) -> ModelInfo:
     """Resolve `config`; downloads the model if it is a Hub id. Raises InputError for whatever cannot be used."""
     folder = resolve_model(config.model, code=config.trust_remote_code)
+    with refusing(lambda reason: f"model {config.model!r} is not usable: {reason}. Check its config.json."):
+        return _described(config, folder)
+
+
+def _described(config: ModelConfig, folder: Path) -> ModelInfo:
     device, devices, notes = resolve_device(config)
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)
     if config.backbone == "outer" and hf_config.is_encoder_decoder:
@@ -121,14 +126,13 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
     """transformers' config of the model in `folder`."""
     from transformers import AutoConfig
 
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = str(error).strip() or type(error).__name__
+    def explain(reason: str) -> str:
         if "trust_remote_code" in reason:
             reason += "\nIf you have read its code and trust it, allow it with --trust-remote-code."
-        raise InputError(f"{folder / 'config.json'} is not a model that transformers can build: {reason}") from error
+        return f"{folder / 'config.json'} is not a model that transformers can build: {reason}"
+
+    with refusing(explain), quiet():
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
 
 
 def text_part(hf_config: PretrainedConfig) -> PretrainedConfig:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from arrowbank.errors import InputError
@@ -20,7 +19,7 @@ from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, read_config
 from arrowbank.models.device import cap_memory
 from arrowbank.models.layers import LayerReader
-from arrowbank.models.quiet import quiet
+from arrowbank.models.quiet import quiet, refusing
 from arrowbank.models.widened import widen_linears
 
 if TYPE_CHECKING:
@@ -42,19 +41,16 @@ def load_hidden_states(config: ModelConfig, info: ModelInfo, device: torch.devic
 def load_reader(config: ModelConfig, info: ModelInfo, device: torch.device, read: Callable[[Any], Reader]) -> Reader:
     """What `read` makes of the frozen model of `info` on `device`. Raises InputError if that cannot be loaded whole, or not run."""
     hf_config = read_config(info.folder, trust_remote_code=config.trust_remote_code)
-    try:
-        with quiet():
+    with refusing(lambda reason: f"model {info.model!r} cannot be loaded as {info.architecture}: {reason}"), quiet():
+        try:
             part = _load(config, info, hf_config, device)
             part.eval().requires_grad_(False)
             part.config.use_cache = False
             return read(part).eval()
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"model {info.model!r} does not fit on {device}: {error}\nUse --load-in-4bit, or raise --gpu-memory-gb."
-        ) from error
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError) as error:
-        reason = str(error).strip() or repr(error)
-        raise InputError(f"model {info.model!r} cannot be loaded as {info.architecture}: {reason}") from error
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"model {info.model!r} does not fit on {device}: {error}\nUse --load-in-4bit, or raise --gpu-memory-gb."
+            ) from error
 
 
 def widen_where_needed(reader: nn.Module, info: ModelInfo, device: torch.device) -> None:

@@ -1,9 +1,15 @@
-"""transformers reports on standard error while it loads; what of that matters, arrowbank says itself, as an error."""
+"""transformers reports on standard error while it loads; what of that matters, arrowbank says itself, as an error.
+
+A model's folder may hold anything, and transformers, tokenizers and Jinja let any exception through: `refusing` makes each of them
+an InputError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from arrowbank.errors import ArrowbankError, InputError
 
 
 @contextmanager
@@ -20,3 +26,14 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def refusing(explain: Callable[[str], str]) -> Iterator[None]:
+    """Whatever a library raises inside the block is an InputError, whose message `explain` makes of the library's reason."""
+    try:
+        yield
+    except ArrowbankError:
+        raise
+    except Exception as error:
+        raise InputError(explain(str(error).strip() or repr(error))) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arrowbank.errors import InputError
-from arrowbank.models.quiet import quiet
+from arrowbank.models.quiet import quiet, refusing
 from arrowbank.models.source import resolve_model
 
 if TYPE_CHECKING:
@@ -30,11 +30,8 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
     from transformers import AutoTokenizer
 
     folder = resolve_model(model, weights=False, code=trust_remote_code)
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise InputError(_no_tokenizer(model, folder, error)) from error
+    with refusing(lambda reason: _no_tokenizer(model, folder, reason)), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if not tokenizer.is_fast:
         raise InputError(
             f"tokenizer of {model!r} is {type(tokenizer).__name__}, a slow (pure Python) one; expected a fast one. Convert it "
@@ -63,8 +60,8 @@ def tokenizer_fingerprint(tokenizer: Path | PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _no_tokenizer(model: str, folder: Path, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _no_tokenizer(model: str, folder: Path, reason: str) -> str:
+    reason = reason.splitlines()[0]
     if (folder / "tokenizer.json").is_file():
         return f"tokenizer of {model!r} cannot be loaded: {reason}"
     return (
