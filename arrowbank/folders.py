@@ -16,14 +16,14 @@ from arrowbank.bank.manifest import FORMAT, MANIFEST, STATE, read_json
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats import deepspec, dump, specforge, speculators
-from arrowbank.formats.sidecar import SIDECAR, find_sidecar, sidecar_in
+from arrowbank.formats.sidecar import SIDECAR, find_sidecar, origin, sidecar_in
 from arrowbank.formats.verify import layout_of
 
 EPISODES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet", ".arrow")
 TOKEN_IDS = (".bin", ".npy")
 # what an export's sidecar counts and names
 COUNTED = (
-    *("num_samples", "rows", "examples", "triples", "stride", "arm", "split", "kind"),
+    *("num_samples", "rows", "examples", "triples", "stride", "arm", "split"),
     *("target_model_name_or_path", "target_layer_ids", "layer_id_convention", "last_hidden_norm"),
 )
 NAMED = 5  # of a folder's files, in an answer
@@ -157,9 +157,8 @@ def _is_export(folder: Path) -> bool:
 def _exported(folder: Path) -> dict[str, Any]:
     said = sidecar_in(folder)
     facts = {name: said[name] for name in COUNTED if said.get(name) is not None}
-    made = ", ".join(f"{name} {value}" for name, value in said["made_from"].items())
     size = sum(entry["bytes"] for entry in said["files"])
-    return {"format": said["format"], **facts, "made_from": made, "files": len(said["files"]), "bytes": size}
+    return {"format": said["format"], **facts, "made_from": origin(said), "files": len(said["files"]), "bytes": size}
 
 
 def _is_foreign_cache(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from arrowbank.folders import is_bank, is_ours
 from arrowbank.formats.sidecar import find_sidecar
 from arrowbank.formats.verify import layout_of, verify_export
 from arrowbank.progress import SILENT, Progress
-from arrowbank.targets.vocab import verify_vocab_map
+from arrowbank.targets.vocab import MAPS, verify_vocab_map
 
 
 def verify(place: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
@@ -27,7 +27,8 @@ def verify(place: str | Path, *, quick: bool = False, progress: Progress = SILEN
         return [verify_vocab_map(path)]
     if path.is_dir() and _is_export(path):
         return verify_export(path, quick=quick, progress=progress)
-    return verify_bank(place, quick=quick, progress=progress)
+    maps = [] if quick or not path.is_dir() else sorted(path.glob(MAPS))  # the bank's manifest does not list them
+    return [*verify_bank(place, quick=quick, progress=progress), *map(verify_vocab_map, maps)]
 
 
 def _local(place: str | Path) -> Path | None:

@@ -429,5 +429,14 @@ def test_every_flipped_byte_of_a_vocabulary_map_is_found(tmp_path: Path) -> None
         read_vocab_map(path, tmp_path / "bank")
 
 
+def test_the_maps_in_a_banks_folder_are_verified_with_it(tmp_path: Path) -> None:
+    make_target_bank(tmp_path / "bank", vocab_size=50)
+    write_vocab_map(tmp_path / "bank", 7)
+    assert not failed(tmp_path / "bank")
+    path = tmp_path / "bank" / "vocab-7.safetensors"
+    path.write_bytes(flipped(path.read_bytes(), -1, 0))
+    assert "vocab-7.safetensors" in failed(tmp_path / "bank")["map"]
+
+
 def test_every_format_of_export_can_be_verified() -> None:
     assert set(LAYOUTS) == {*TARGETS, "speculators", *TOKENS, "npy", "parquet"}

@@ -105,6 +105,12 @@ def read_sidecar(path: Path) -> Sidecar:
     return sidecar
 
 
+def origin(sidecar: Sidecar) -> str:
+    """What an export was made from, for people: its kind and twelve digits of its digest."""
+    made = sidecar["made_from"]
+    return f"{made.get('kind')} {str(made.get('plan_digest') or made.get('rows_digest'))[:12]}"
+
+
 def _wrong_entries(files: list[Any]) -> list[str]:
     """The places in `files` that no export would have written so. Their names are another matter."""
     usable = (isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in ENTRY.items()) for entry in files)

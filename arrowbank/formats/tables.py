@@ -54,7 +54,7 @@ def export_tables(
                 _write_npy(opened, folder, phase)
             else:
                 _write_parquet(opened, folder, phase)
-        return folder.finish({"kind": opened.kind, "rows": len(opened)})
+        return folder.finish({"rows": len(opened)})
 
 
 def _write_npy(bank: FeatureBank, folder: ExportFolder, phase: Phase) -> None:

@@ -31,7 +31,7 @@ from arrowbank.bank.targets import TargetRows
 from arrowbank.errors import CorruptBank
 from arrowbank.formats import deepspec, specforge, speculators, tokenshards
 from arrowbank.formats.layers import BLOCK_INPUT, theirs
-from arrowbank.formats.sidecar import SIDECAR, Sidecar, find_sidecar, read_sidecar, sidecar_in
+from arrowbank.formats.sidecar import SIDECAR, Sidecar, find_sidecar, origin, read_sidecar, sidecar_in
 from arrowbank.formats.tokenread import TokenExport, read_ids
 from arrowbank.formats.torchfile import TorchFile, TorchTensor
 from arrowbank.progress import SILENT, Progress
@@ -90,7 +90,7 @@ def verify_bytes(folder: Path, *, quick: bool = False, progress: Progress = SILE
     if failures:
         return [Check("sidecar", False, failures[0])]
     files, size = said["files"], sum(entry["bytes"] for entry in said["files"])
-    good = f"{said['format']} made from {_origin(said)}: {len(files):,} files, {human_bytes(size)}; its own digest is right"
+    good = f"{said['format']} made from {origin(said)}: {len(files):,} files, {human_bytes(size)}; its own digest is right"
     checks = [Check("sidecar", True, good), *run_check("files", path, lambda: _files(folder, said))]
     if quick or not checks[-1].ok:
         return checks
@@ -116,12 +116,6 @@ def _without_sidecar(folder: Path) -> Check:
         who = f"no {SIDECAR}: not written by `arrowbank export`, or copied without it"
         return Check("sidecar", True, f"{who}. Read as {format}; without digests nothing vouches for the bytes")
     return Check("sidecar", False, f"{folder}: {found}")
-
-
-def _origin(said: Sidecar) -> str:
-    made = said["made_from"]
-    digest = made.get("plan_digest") or made.get("rows_digest") or ""
-    return f"{made.get('kind')} {str(digest)[:12]}".strip()
 
 
 def _files(folder: Path, said: Sidecar) -> Check:

@@ -29,6 +29,7 @@ from arrowbank.progress import SILENT, Progress
 
 METADATA = ("bank_digest", "draft_vocab_size", "target_vocab_size")
 DIGEST = "xxh3_128"
+MAPS = "vocab-*.safetensors"  # those in a bank's folder
 
 
 @dataclass(frozen=True)
