@@ -112,30 +112,12 @@ COMMANDS = [
 ]
 """Every command that writes. Checks that only read (`verify`, `targets verify`, `in2 verify`) are what the damage is shown to."""
 
-# What `verify` is shown to, damaged: folder of the world → the command that must find it
-SUBJECTS = {
-    "texts": "verify {}",
-    "tokens": "verify {}",
-    "features": "verify {}",
-    "targets": "verify {}",
-    "targets-fp8": "verify {}",
-    "arm": "verify {}",
-    "probes": "verify {}",
-    "trunk": "verify {}",
-    "export-deepspec": "verify {}",
-    "export-specforge-eagle3": "verify {}",
-    "export-specforge-dflash": "verify {}",
-    "export-specforge-dspark": "verify {}",
-    "export-speculators": "verify {}",
-    "export-modelopt": "verify {}",
-    "export-raw": "verify {}",
-    "export-llmc": "verify {}",
-    "export-nanogpt-npy": "verify {}",
-    "export-megatron": "verify {}",
-    "export-nanotron": "verify {}",
-    "export-npy": "verify {}",
-    "export-parquet": "verify {}",
-}
+SUBJECTS = (
+    *("texts", "tokens", "features", "targets", "targets-fp8", "arm", "probes", "trunk", "merged", "selected"),
+    *(f"export-{name}" for name in ("deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "speculators")),
+    *(f"export-{name}" for name in ("modelopt", "raw", "llmc", "nanogpt-npy", "megatron", "nanotron", "npy", "parquet")),
+)
+"""The world's folders that `verify` is shown, damaged."""
 
 PREPARE = [
     "scan --source t=episodes.jsonl --out texts",
@@ -166,6 +148,8 @@ PREPARE = [
         for name in names.split()
     ),
     "push features file://{world}/pushed",
+    "merge features other/features --out merged",
+    "select targets --limit 3 --out selected",
 ]
 
 
