@@ -73,8 +73,8 @@ def mutate(folder: Path, rng: random.Random, name: str | None = None) -> Mutatio
 def free_reason(name: str, before: bytes, after: bytes | None) -> str:
     """Why nothing has to find that a file became what it is, or an empty string.
 
-    Whitespace and spelling of manifest.json, state.json and the sidecar of an export are free (files that the manifest lists are hashed), and so are fields that
-    are added to the manifest: trainers do that.
+    Whitespace and spelling of manifest.json, state.json and the sidecar of an export are free (files that the manifest lists are hashed),
+    and so are fields that are added to the manifest: trainers do that.
     """
     if name == SIDECAR and after is None:
         return "a cache without a sidecar, which verify says"
