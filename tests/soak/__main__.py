@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
+import io
 import os
+import pkgutil
 import random
 import secrets
 import shutil
 import sys
 import tempfile
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from tests.kill import PRELOAD
+from tests.soak.children import build_the_command_line_once
 from tests.soak.tally import Tally, load, machine
 from tests.soak.world import World
 
@@ -97,11 +102,18 @@ def _save(tally: Tally, earlier: Tally, path: Path | None) -> Tally:
 
 
 def _preload() -> None:
-    """What the children would else import one by one. Nothing is computed here: a fork inherits no threads."""
-    for name in PRELOAD:
+    """Everything that the children would else import one by one. Nothing is computed here: a fork inherits no threads."""
+    import arrowbank.cli
+
+    modules = [
+        module.name for module in pkgutil.walk_packages(arrowbank.__path__, "arrowbank.") if "__main__" not in module.name
+    ]
+    for name in (*PRELOAD, *modules, "pydantic", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         importlib.import_module(name)
-    for name in ("heal", "make", "join", "look", "share", "targets", "in2", "trunk", "search"):
-        importlib.import_module(f"arrowbank.cli.{name}")
+    build_the_command_line_once()
+    with redirect_stderr(io.StringIO()):
+        arrowbank.cli.main(["info", os.devnull])  # a refusal: what Typer imports at the first call
+    gc.freeze()  # what the children's collections would copy
 
 
 if __name__ == "__main__":

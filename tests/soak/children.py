@@ -122,11 +122,14 @@ def command_line(argv: Sequence[str]) -> int:
         cli.internal_error = told
 
 
-def _build_the_command_line_once() -> None:
-    """Typer builds the tree of commands anew for each call, ten times the cost of a refusal; in a child of many inputs once."""
+def build_the_command_line_once() -> None:
+    """Typer builds the tree of commands anew for each call, which costs ten times as much as a refusal. Here it is built once."""
     import typer.main
 
+    from arrowbank.cli import app
+
     typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
 
 
 Trial = tuple[str, Callable[[], tuple[str, str]]]
@@ -155,7 +158,6 @@ def run_many(inputs: int, prepare: Callable[[int], Trial], folder: Path, cwd: Pa
 
 
 def _run_from(first: int, inputs: int, prepare: Callable[[int], Trial], notes: Path) -> int:
-    _build_the_command_line_once()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     faulthandler.register(signal.SIGALRM, chain=True)  # where it hangs is told before it dies
     plain = str.maketrans(FIELD + RECORD, "  ")
