@@ -150,6 +150,8 @@ EDITS: dict[str, Callable[[Path], object]] = {
     "sealed: a file less": edit(lambda said: said["files"].pop(), sealed=True),
     "sealed: no files": edit(lambda said: said.update(files=None), sealed=True),
     "sealed: a size that is none": edit(lambda said: said["files"][0].update(bytes="9"), sealed=True),
+    "sealed: a size past all disks": edit(lambda said: said["files"][0].update(bytes=10**400), sealed=True),
+    "sealed: a negative size": edit(lambda said: said["files"][0].update(bytes=-1), sealed=True),
     "sealed: a file twice": edit(lambda said: said["files"].append(said["files"][0]), sealed=True),
     "sealed: a name above the folder": edit(lambda said: said["files"][0].update(name="../x"), sealed=True),
     "sealed: an absolute name": edit(lambda said: said["files"][0].update(name="/etc/passwd"), sealed=True),
@@ -174,6 +176,16 @@ def test_every_edit_is_found_and_none_is_a_traceback(damage: str, name: str, fol
     EDITS[damage](out)
     assert failed(out)
     assert main(["verify", str(out)]) == 1
+
+
+def test_nothing_of_a_sidecar_reaches_the_terminal_unprintable(
+    folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder("raw")
+    edit(lambda said: said["made_from"].update(kind="\x1b[2J", plan_digest="\x1b]0;x"), sealed=True)(out)
+    for verb in ("verify", "info"):
+        main([verb, str(out)])
+    assert "\x1b" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -265,6 +277,17 @@ def test_torn_structure_is_found_without_a_sidecar(name: str, file: str, at: int
     path = out / file
     path.write_bytes(flipped(path.read_bytes(), at, 7))
     assert failed(out)
+
+
+def test_an_offset_out_of_range_is_not_followed(folder: Callable[[str], Path]) -> None:
+    out = folder("speculators")
+    sidecar_of(out).unlink()
+    path = out / "data-00000-of-00001.arrow"
+    offsets = np.array([0, 5, 6, 15, 18], "<i4").tobytes()
+    data = path.read_bytes()
+    assert data.count(offsets) == 2  # of ids and mask
+    path.write_bytes(data.replace(offsets, np.array([0, 5, 6, 15, 1 << 30], "<i4").tobytes()))
+    assert "not a whole dataset" in failed(out)["layout"]
 
 
 @pytest.mark.parametrize("cache", ["cache_all_ones", "cache_from_dump", "cache_ones_except_first"])

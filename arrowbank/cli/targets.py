@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -109,7 +110,7 @@ def export(
 
     config = ExportConfig(format=to, max_shard_bytes=max_shard_bytes, assume_norm=assume_norm, stride=stride)
     manifest = run(config, bank, out, restart=restart, progress=progress_for(common.json))
-    finish(common.json, manifest, f"{out}: complete, as {to}.")
+    finish(common.json, manifest, f"{out}: complete, as {to}.\nVerify it: arrowbank verify {shlex.quote(out)}")
 
 
 @spread

@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from arrowbank.bank.files import json_bytes
-from arrowbank.bank.manifest import canonical_json, read_json
+from arrowbank.bank.manifest import MAX_COUNT, canonical_json, read_json
 from arrowbank.bank.names import check_names, place_fault, unsafe
 from arrowbank.errors import CorruptBank
 
@@ -108,10 +108,15 @@ def read_sidecar(path: Path) -> Sidecar:
 def origin(sidecar: Sidecar) -> str:
     """What an export was made from, for people: its kind and twelve digits of its digest."""
     made = sidecar["made_from"]
-    return f"{made.get('kind')} {str(made.get('plan_digest') or made.get('rows_digest'))[:12]}"
+    kind, digest = str(made.get("kind")), str(made.get("plan_digest") or made.get("rows_digest"))
+    return f"{kind if kind.isidentifier() else repr(kind)[:40]} {digest[:12] if digest.isalnum() else None}"
 
 
 def _wrong_entries(files: list[Any]) -> list[str]:
     """The places in `files` that no export would have written so. Their names are another matter."""
-    usable = (isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in ENTRY.items()) for entry in files)
-    return [f"files[{at}]" for at, fine in enumerate(usable) if not fine][:5]
+    return [f"files[{at}]" for at, entry in enumerate(files) if not _is_entry(entry)][:5]
+
+
+def _is_entry(entry: Any) -> bool:
+    typed = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in ENTRY.items())
+    return typed and 0 <= entry["bytes"] < MAX_COUNT

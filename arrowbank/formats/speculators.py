@@ -316,7 +316,9 @@ class _Dataset:
             names = check_names((part["filename"] for part in json_in(path)["_data_files"]), path)
             check_places(self.folder, names, path)
             parts = [pa.ipc.open_stream(pa.memory_map(str(self.folder / name))).read_all() for name in names]
-            return pa.concat_tables(part.select(["input_ids", "loss_mask"]) for part in parts)
+            table = pa.concat_tables(part.select(["input_ids", "loss_mask"]) for part in parts)
+            table.validate(full=True)  # Arrow would follow an offset out of range wherever it points
+            return table
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise InputError(
                 f"{self.folder}: not a whole dataset beside {HIDDEN}/ ({error!r}); expected {STATE}, and data files with input_ids "
