@@ -74,8 +74,7 @@ class Arm:
 
     def fields(self) -> dict[str, Any]:
         """The mirror's manifest without its records: its last line."""
-        path = self.folder / manifest_name(self.config)
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with self.bank.opening(manifest_name(self.config)) as path, path.open(encoding="utf-8", errors="replace") as file:
             last = "".join(deque(file, maxlen=1))
         try:
             found: dict[str, Any] = parsed_json(("{" + last.removeprefix(FIELDS)).encode("utf-8", "replace"))
@@ -85,7 +84,7 @@ class Arm:
 
     def records(self) -> Iterator[str]:
         """The lines of the mirror's manifest between its first and its last: an example's records each."""
-        with (self.folder / manifest_name(self.config)).open(encoding="utf-8", errors="replace") as file:
+        with self.bank.opening(manifest_name(self.config)) as path, path.open(encoding="utf-8", errors="replace") as file:
             next(file, None)
             for line in file:
                 yield line.rstrip("\n").removesuffix(",")
