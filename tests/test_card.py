@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import unicodedata
+from collections import Counter
+from html import unescape as html_unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ import pyarrow as pa
 import pytest
 import yaml
 from datasets import Dataset, Features, List, Value, load_from_disk
+from hypothesis import given
+from hypothesis import strategies as st
 
 from arrowbank import (
     EncodeConfig,
@@ -28,6 +34,7 @@ from arrowbank import (
     verify,
 )
 from arrowbank.bank import BankWriter
+from arrowbank.bank.cards import as_code, as_text, card
 from arrowbank.cli import main
 from arrowbank.hub.card import card_text, pushed_card
 from arrowbank.hub.plots import Histogram, Spread, picture_of, png
@@ -275,3 +282,76 @@ def test_a_sample_is_short_and_nothing_but_text(tmp_path: Path) -> None:
 
 def test_an_arms_card_says_where_its_needles_lie(banks: dict[str, Path]) -> None:
     assert "anywhere far enough before its probe" in card_text(open_bank(banks["in2-c"]), ADDRESS, [])
+
+
+HOSTILE = (
+    "[click](https://bad.example) ![pixel](https://bad.example/p.png) <script>alert(1)</script> <img src=x onerror=alert(1)> "
+    "`code` **bold** | cell | ``` ~~~\n\n# heading\n\n---\nlicense: evil\n---\n- item\n\x1b[31m\x00\u202ereversed\u2028&lt;b&gt; "
+    "__x__ ~~gone~~"
+)
+
+
+def seen(character: str) -> bool:
+    """Whether a reader sees the character, or needs it for scripts and emoji."""
+    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp") or character in "\u200c\u200d"
+
+
+def a_manifest(kind: str, **fields: Any) -> dict[str, Any]:
+    counts = {"tokens": 1, "kept": 1, "windows": 1, "held_out": 1, "loss_tokens": 1}
+    return {"kind": kind, "rows": 3, "files": [], "counts": counts, "encoding": {}, "recipe": {}, **fields}
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        a_manifest("features", model_path=HOSTILE, kinds={HOSTILE: 3}, encoding={"pooling": HOSTILE, "normalize": True}),
+        a_manifest("texts", sources=[{"name": HOSTILE, "file": HOSTILE, "bytes": 3}], source_rows={HOSTILE: 1}),
+        a_manifest("tokens", tokenizer=HOSTILE, max_tokens=HOSTILE),
+        a_manifest(
+            "targets", target_model_name_or_path=HOSTILE, target_layer_ids=[HOSTILE], codec=HOSTILE, last_hidden_norm=HOSTILE
+        ),
+        a_manifest(HOSTILE),
+    ],
+    ids=lambda manifest: manifest["kind"][:8],
+)
+def test_no_string_of_a_manifest_is_markup_in_a_card(manifest: dict[str, Any]) -> None:
+    """Rendered by a Markdown library, the card has no element that a card of harmless strings lacks, and shows the strings."""
+    harmless = json.loads(json.dumps(manifest).replace(json.dumps(HOSTILE)[1:-1], "harmless"))
+    text = card(manifest)
+    assert front_matter(text) == front_matter(card(harmless))
+    assert elements(text) == elements(card(harmless))
+    assert len(text.splitlines()) == len(card(harmless).splitlines())
+    assert all(seen(character) for line in text.split("\n") for character in line)
+
+
+def elements(card: str) -> dict[str, int]:
+    from markdown_it import MarkdownIt
+
+    html = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(card.split("---\n", 2)[2])
+    return Counter(re.findall(r"<[^>]*>", html))
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_shown_as_it_is_in_a_card(text: str) -> None:
+    from markdown_it import MarkdownIt
+
+    markdown = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    shown = " ".join(text.split())
+    for written, element in ((as_text(f"x {text}"), "p"), (as_code(text or "x"), "code")):
+        assert all(map(seen, written))
+        html = markdown.render(f"- fact: {written}\n")
+        assert set(re.findall(r"</?([a-z0-9]+)", html)) <= {"ul", "li", element}
+    plain = "".join(one if seen(one) else "\ufffd" for one in shown)
+    if plain.isascii():
+        rendered = html_unescape(re.sub("<[^>]*>", "", markdown.render(f"x {as_text(text)}"))).strip()
+        assert rendered == f"x {plain}".strip()
+
+
+def test_column_names_are_text_in_a_sample(tmp_path: Path) -> None:
+    with BankWriter(tmp_path / "bank", kind="odd", recipe={}) as writer:
+        writer.write_shard(0, pa.record_batch({HOSTILE: pa.array([[HOSTILE]])}))
+        writer.commit(rows=1)
+    table = sample_table(open_bank(tmp_path / "bank"))
+    assert len(table.splitlines()) == 3
+    assert "<script" not in table
+    assert "](" not in table.replace("\\](", "")

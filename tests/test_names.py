@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,12 +258,20 @@ def test_a_count_is_a_count(tmp_path: Path, field: str, value: object) -> None:
 # banks: every verb, every kind of name
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a feature bank, and its texts and tokens beside it."""
+    folder = tmp_path_factory.mktemp("made")
+    make_texts(folder / "texts")
+    make_tokens(folder / "tokens", folder / "texts")
+    encode(EncodeConfig(encoder="tests.banks:TableEncoder", shard_rows=15), folder / "tokens", folder / "bank")
+    return folder
+
+
 @pytest.fixture
-def bank(tmp_path: Path) -> Path:
-    """A feature bank with texts and tokens beside it."""
-    make_texts(tmp_path / "texts")
-    make_tokens(tmp_path / "tokens", tmp_path / "texts")
-    encode(EncodeConfig(encoder="tests.banks:TableEncoder", shard_rows=15), tmp_path / "tokens", tmp_path / "bank")
+def bank(made: Path, tmp_path: Path) -> Path:
+    """The feature bank, in a copy of its own."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "bank"
 
 

@@ -156,8 +156,11 @@ class Bank:
     def opening(self, name: str) -> Iterator[Path]:
         """The path of a file of this bank, for a block that opens it: `with bank.opening(name) as path`.
 
-        CorruptBank where the folder holds another commit than the one that was opened, before the block or after it.
+        CorruptBank where the manifest does not list it, so that nothing vouches for it, or the folder holds another commit than the
+        one that was opened, before the block or after it.
         """
+        if name not in self.entries and name != STATE:
+            raise CorruptBank(f"{self.folder / name}: not listed in {MANIFEST}. Restore the bank from a copy or rebuild it.")
         self._commit.require_unchanged()
         yield self.folder / name
         self._commit.require_unchanged()

@@ -189,8 +189,10 @@ def _print_json(value: Any) -> None:
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(part)}" for name, part in value.items())
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return ", ".join(f"{_plain(name)} {_plain(part)}" for name, part in value.items())
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    # what a folder says of itself may steer a terminal
+    return "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text)
 
 
 def _duration(seconds: float) -> str:

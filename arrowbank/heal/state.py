@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from arrowbank.bank.files import publishing
+from arrowbank.bank.manifest import parsed_json
 from arrowbank.errors import CorruptBank
 from arrowbank.formats.safetensors import write_safetensors
 from arrowbank.mtp.codecs import NAMES
@@ -76,7 +77,8 @@ def load_state(
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, Any] = file.metadata() or {}
-            progressed, whose = Progressed(**json.loads(metadata["progressed"])), json.loads(metadata["weights"])
+            progressed = Progressed(**parsed_json(metadata["progressed"].encode(), strict=False))
+            whose = parsed_json(metadata["weights"].encode())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise CorruptBank(f"{path}: not readable as a training's state ({error}). Give --restart to begin again.") from None

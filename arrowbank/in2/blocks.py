@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
-from arrowbank.bank.manifest import MANIFEST
+from arrowbank.bank.manifest import MANIFEST, parsed_json
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.in2.building import KIND, config_of
 from arrowbank.in2.config import In2Config
@@ -75,18 +74,17 @@ class Arm:
 
     def fields(self) -> dict[str, Any]:
         """The mirror's manifest without its records: its last line."""
-        path = self.folder / manifest_name(self.config)
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with self.bank.opening(manifest_name(self.config)) as path, path.open(encoding="utf-8", errors="replace") as file:
             last = "".join(deque(file, maxlen=1))
         try:
-            found: dict[str, Any] = json.loads("{" + last.removeprefix(FIELDS))
-        except (ValueError, RecursionError) as error:
+            found: dict[str, Any] = parsed_json(("{" + last.removeprefix(FIELDS)).encode("utf-8", "replace"))
+        except ValueError as error:
             raise CorruptBank(f"{path}: its last line is not what was written ({error}). Build the arm again.") from None
         return found
 
     def records(self) -> Iterator[str]:
         """The lines of the mirror's manifest between its first and its last: an example's records each."""
-        with (self.folder / manifest_name(self.config)).open(encoding="utf-8", errors="replace") as file:
+        with self.bank.opening(manifest_name(self.config)) as path, path.open(encoding="utf-8", errors="replace") as file:
             next(file, None)
             for line in file:
                 yield line.rstrip("\n").removesuffix(",")

@@ -61,8 +61,9 @@ def folder_pooling(folder: Path) -> str:
         )
     if "Pooling" not in steps:
         return "mean"
+    path = steps["Pooling"]
     try:
-        file = checked_place(folder, f"{steps['Pooling']}/config.json".removeprefix("/"), folder / "modules.json", nested=True)
+        file = checked_place(folder, f"{path}/config.json" if path else "config.json", folder / "modules.json", nested=True)
     except UnsafeName as error:
         raise InputError(str(error)) from None
     modes = _pooling_modes(read_json(file))

@@ -68,7 +68,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
         publish_bytes(folder / MANIFEST, data)
         _fetch_files(store, folder, manifest, progress)
         _fetch_extras(store, folder, there)
-        _commit(store, folder, manifest)
+        _commit(store, folder, manifest, there)
         shutil.rmtree(work)
     finally:
         lock.release()
@@ -81,9 +81,16 @@ def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
         raise InputError(
             f"{store.shown}: no bank there (no {MANIFEST}). Give the address that `arrowbank push` has written to."
         )
-    if there[MANIFEST].size > MAX_JSON_BYTES:
-        raise CorruptBank(f"{store.shown}/{MANIFEST}: {there[MANIFEST].size:,} bytes, expected at most {MAX_JSON_BYTES:,}.")
-    return store.read(MANIFEST)
+    return _read_json_of(store, MANIFEST, there)
+
+
+def _read_json_of(store: Store, name: str, there: Mapping[str, Stored]) -> bytes:
+    """The bytes of a JSON file at the place. CorruptBank where it lists more than such a file may have."""
+    if there[name].size > MAX_JSON_BYTES:
+        raise CorruptBank(
+            f"{store.shown}/{name}: {there[name].size:,} bytes, expected at most {MAX_JSON_BYTES:,}. Push the bank again."
+        )
+    return store.read(name)
 
 
 def parsed_manifest(data: bytes, shown: str) -> Manifest:
@@ -211,12 +218,12 @@ def _fetch_extras(store: Store, folder: Path, there: Mapping[str, Stored]) -> No
             publish_bytes(folder / name, store.read(name))
 
 
-def _commit(store: Store, folder: Path, manifest: Manifest) -> None:
+def _commit(store: Store, folder: Path, manifest: Manifest, there: Mapping[str, Stored]) -> None:
     """Write state.json, which has to be what a writer would have written."""
     shards = [entry["name"] for entry in manifest["files"] if SHARD_NAME.fullmatch(entry["name"])]
     wanted = dataset_state([shard_name(index) for index in range(len(shards))], manifest["plan_digest"])
     try:
-        found = parsed_json(store.read(STATE))
+        found = parsed_json(_read_json_of(store, STATE, there))
     except ValueError:
         found = None
     if found != wanted or set(shards) != {item["filename"] for item in wanted["_data_files"]}:
