@@ -71,7 +71,7 @@ def training(folder: Path) -> Training:
     draft = init_from_last_block(AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32))
     windows, config = Windows(open_trunk(folder / "bank"), draft), HealConfig(model=model, batch=BATCH)
     (folder / "work").mkdir()
-    return Training(config, draft, windows, windows.bank.training_rows(BATCH).tolist(), [], folder / "work")
+    return Training(config, draft, windows, windows.bank.training_rows(BATCH).tolist(), [], folder / "work", "")
 
 
 def ours(heal: Training, steps: int) -> Callable[[], None]:

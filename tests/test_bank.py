@@ -175,7 +175,7 @@ def test_restart_begins_anew_where_the_manifest_is_damaged(tmp_path: Path, data:
     write(tmp_path / "wanted", shards=1)
     (tmp_path / "bank" / "manifest.json").write_bytes(data)
     with pytest.raises(CorruptBank, match=r"manifest\.json"):
-        write(tmp_path / "bank", shards=1)
+        write(tmp_path / "bank", shards=1, recipe={"other": 1})
     write(tmp_path / "bank", shards=1, restart=True)
     assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "wanted")
 

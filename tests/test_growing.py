@@ -273,7 +273,7 @@ def test_build_grows_a_whole_folder_with_a_real_model(tmp_path: Path, tiny_bert:
     assert data_of(tree_bytes(tmp_path / "new" / "features")) == data_of(tree_bytes(tmp_path / "one-go"))
     again = build(config(more, tmp_path / "new"), tmp_path / "same")  # nothing that is new
     assert (again["rows"], again["generations"]) == (61, [31, 61, 61])
-    with pytest.raises(InputError, match="input and output are the same"):
+    with pytest.raises(InputError, match="the output is inside an input"):
         build(config(more, tmp_path / "old"), tmp_path / "old")
     with pytest.raises(InputError, match="not a folder that `arrowbank build` made"):
         build(config(more, tmp_path / "old" / "texts"), tmp_path / "other")

@@ -426,22 +426,24 @@ def test_a_receipt_names_a_file_of_its_bank(tmp_path: Path, outside: Path, name:
     receipt["plan_digest"] = json.loads((folder / "manifest.json").read_text())["plan_digest"]
     file = f"{name.replace('/', '%2F')}.json"
     if "\0" in file or "\ud800" in file or len(os.fsencode(file)) > 255:
-        file = "data-00000.arrow.json"
+        (folder / "journal" / "data-00000.arrow.json").write_text(json.dumps(receipt))
+        build(folder)  # the receipt of another file than that it is named after is none
+        return
     (folder / "journal" / file).write_text(json.dumps(receipt))
     with pytest.raises(CorruptBank):
         build(folder)
 
 
 @pytest.mark.parametrize("change", [{"name": 7}, {"more": 1}, {"name": "other.bin"}, [], None, 7])
-def test_a_receipt_that_is_none_is_one_of_our_errors(tmp_path: Path, change: Any) -> None:
+def test_a_receipt_that_is_none_vouches_for_nothing(tmp_path: Path, change: Any) -> None:
     folder = tmp_path / "bank"
     build(folder)
     digest = json.loads((folder / "manifest.json").read_text())["plan_digest"]
     receipt: Any = {"name": "a.bin", "rows": None, "bytes": 1, "sha256": "0" * 64, "plan_digest": digest, "seconds": 0.0}
     receipt = {**receipt, **change} if isinstance(change, dict) else change
     (folder / "journal" / "a.bin.json").write_text(json.dumps(receipt))
-    with pytest.raises(CorruptBank):
-        build(folder)
+    with BankWriter(folder, kind="texts", recipe={"count": 1}) as bank:
+        assert bank.receipts == {}
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_another_bank_here_is_left_as_it_is(pushed: Hub, tmp_path: Path) -> None
         pull(REPO, tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(InputError, match=r"holds files that are not a bank's \(thesis.tex"):
+    with pytest.raises(InputError, match=r"holds files that are not arrowbank's \(thesis.tex"):
         pull(REPO, tmp_path / "mine")
     assert tree_bytes(tmp_path / "out") == before
     assert tree_bytes(tmp_path / "mine").keys() == {"thesis.tex"}

@@ -394,7 +394,7 @@ def test_growth_onto_what_is_no_good_bank_is_refused(source: Path, whole: dict[s
     config = ScanConfig(sources=(("more", str(source)),), onto=str(tmp_path / "old"))
     with pytest.raises(CorruptBank, match=r"data-00000\.arrow"):
         scan(config, tmp_path / "out")
-    with pytest.raises(InputError, match="Give --out another place"):
+    with pytest.raises(InputError, match="input and output are the same"):
         scan(config, tmp_path / "old")
     (tmp_path / "old" / "state.json").unlink()
     with pytest.raises(ArrowbankError, match="not committed"):

@@ -83,17 +83,22 @@ def test_an_error_of_the_page_is_what_the_program_says(name: str, place: Path) -
     section = re.findall(rf"^## `{name}`\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
     assert len(section) == 1, f"errors.md has no section on {name}"
     example = r'```console title="exit code (\d)"\n\$ (.*?)\n(.*?)```'
-    ((code, command, shown),) = re.findall(example, section[0], flags=re.DOTALL)
-    words = shlex.split(command)
+    examples = re.findall(example, section[0], flags=re.DOTALL)
+    assert examples, f"errors.md has no example of {name}"
+    for code, command, shown in examples:
+        said = said_by(name, int(code), shlex.split(command))
+        assert re.fullmatch(re.escape(shown).replace("…", ".*?"), said, flags=re.DOTALL), said
+
+
+def said_by(name: str, code: int, words: list[str]) -> str:
+    """What the program says of the command `words`, which raises the error `name`."""
     if words[0] == "python":
         done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
-        assert done.returncode == int(code)
+        assert done.returncode == code
         assert f"arrowbank.errors.{name}: " in done.stderr
-        said = done.stderr
-    else:
-        with pytest.raises(errors.ArrowbankError) as raised:
-            main([*words[1:], "--debug"])
-        assert type(raised.value).__name__ == name
-        assert raised.value.exit_code == int(code)
-        said = f"arrowbank: {raised.value}\n"
-    assert re.fullmatch(re.escape(shown).replace("…", ".*?"), said, flags=re.DOTALL), said
+        return done.stderr
+    with pytest.raises(errors.ArrowbankError) as raised:
+        main([*words[1:], "--debug"])
+    assert type(raised.value).__name__ == name
+    assert raised.value.exit_code == code
+    return f"arrowbank: {raised.value}\n"

@@ -1,6 +1,7 @@
 """The journal of a build: a receipt for every finished file, beside the build's locks, in `journal/`. There is no other.
 
-A receipt is written after its file is in place, and believed only after the file has been looked at again.
+A receipt is written after its file is in place, and believed only after the file has been looked at again. One that a power cut has left
+empty or cut is none: its file is made again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from arrowbank.bank.files import Hash, digest_of, explained, open_to_append, publish_json, sweep_temporaries
 from arrowbank.bank.locks import OWNER
-from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, read_json
+from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, readable_json
 from arrowbank.bank.names import check_names, checked_place, own_folder
 from arrowbank.errors import CorruptBank
 
@@ -39,6 +40,11 @@ class Journal:
         """A folder for what a stage keeps only while it builds."""
         return self.folder / "work"
 
+    @property
+    def parts_dir(self) -> Path:
+        """A folder for files on their way from a remote place."""
+        return self.folder / "parts"
+
     def make(self) -> None:
         """Make the journal's folder where it does not exist. UnsafeName where it, or anything in it, is a symbolic link."""
         with explained(self.bank):
@@ -59,34 +65,39 @@ class Journal:
 
         Receipts of damaged shards in `redo` are forgotten; any other damage raises CorruptBank.
         """
-        receipts = [self._receipt(path) for path in sorted(self.folder.glob("*.json"))]
-        own = [receipt for receipt in receipts if receipt.plan_digest == self.plan_digest]
-        check_names(
-            (receipt.name for receipt in own), self.folder, nested=self.nested, reserved=() if self.nested else RESERVED
-        )
+        own = [receipt for receipt in self.receipts() if receipt.plan_digest == self.plan_digest]
         return self.checked(own, deep=deep, redo=redo)
 
-    def _receipt(self, path: Path) -> Receipt:
-        """The receipt in `path`. CorruptBank where it is none, or not of the file that `path` is named after."""
+    def receipts(self) -> list[Receipt]:
+        """The receipts of every plan that can be read. UnsafeName where one is of a file outside of the bank."""
+        found = [receipt for path in sorted(self.folder.glob("*.json")) if (receipt := self._receipt(path)) is not None]
+        reserved = () if self.nested else RESERVED
+        check_names((receipt.name for receipt in found), self.folder, nested=self.nested, reserved=reserved)
+        return found
+
+    def _receipt(self, path: Path) -> Receipt | None:
+        """The receipt in `path`; None where it is none, or not of the file that `path` is named after."""
+        found = readable_json(path, max_bytes=MAX_RECEIPT_BYTES)
         try:
-            receipt = Receipt(**read_json(path, max_bytes=MAX_RECEIPT_BYTES))
-            named = self._path(receipt).name
+            receipt = Receipt(**found) if isinstance(found, dict) else None
+            return receipt if receipt is not None and self._path(receipt) == path else None
         except (TypeError, AttributeError):
-            named = ""
-        if named != path.name:
-            raise CorruptBank(f"{path}: not the receipt of a file. Remove it; the same command makes that file again.")
-        return receipt
+            return None
 
     def checked(self, receipts: Collection[Receipt], *, deep: bool, redo: Collection[int] = ()) -> dict[str, Receipt]:
         """Those of `receipts` whose files are whole, by name; see `read`."""
-        with ThreadPoolExecutor() as pool:
-            damages = list(pool.map(lambda receipt: damage(self.bank, receipt, deep=deep), receipts))
-        damaged = {receipt.name: found for receipt, found in zip(receipts, damages, strict=True) if found}
+        damaged = self.damaged(receipts, deep=deep)
         for receipt in receipts:
             if receipt.name in damaged and (receipt.shard is None or receipt.shard not in redo):
                 raise CorruptBank(f"{damaged[receipt.name]} {_remedy(receipt)}")
         self.forget(receipt for receipt in receipts if receipt.name in damaged)
         return {receipt.name: receipt for receipt in receipts if receipt.name not in damaged}
+
+    def damaged(self, receipts: Collection[Receipt], *, deep: bool) -> dict[str, str]:
+        """What is wrong with the files of `receipts`, by name; those that are whole are left out."""
+        with ThreadPoolExecutor() as pool:
+            damages = list(pool.map(lambda receipt: damage(self.bank, receipt, deep=deep), receipts))
+        return {receipt.name: found for receipt, found in zip(receipts, damages, strict=True) if found}
 
     def forget_all(self) -> None:
         """Take back the receipts of every plan."""
@@ -94,28 +105,35 @@ class Journal:
             path.unlink()
 
     def is_empty(self) -> bool:
-        """Whether there is no receipt of any plan."""
-        return not any(self.folder.glob("*.json"))
+        """Whether nothing finished is noted here, readable or not, and nothing that a pull has fetched is kept."""
+        return not any(self.folder.glob("*.json")) and not any(self.parts_dir.glob("*"))
 
     def has_others(self) -> bool:
         """Whether there are receipts of another plan."""
-        return any(read_json(path)["plan_digest"] != self.plan_digest for path in self.folder.glob("*.json"))
+        return any(receipt.plan_digest != self.plan_digest for receipt in self.receipts())
 
-    def sweep(self) -> None:
-        """Remove what killed writers left half-written, here and in the bank; never through a link to another folder."""
-        for folder in (self.bank, *(path for path in self.bank.iterdir() if path.is_dir() and not path.is_symlink())):
-            sweep_temporaries(folder)
+    def sweep(self, *inside: str) -> None:
+        """Remove what killed writers left half-written, here, in the bank, and in its folders `inside`; in no other folder, and never
+        through a link to one."""
+        for folder in (self.bank, self.folder, *(self.bank / name for name in inside)):
+            if folder == self.bank or (folder.is_dir() and not folder.is_symlink()):
+                sweep_temporaries(folder)
 
     def drop(self) -> None:
-        """Remove the journal of a bank that is committed."""
-        shutil.rmtree(self.work_dir, ignore_errors=True)
+        """Remove the journal of a bank that is committed. A folder in it that is not its own stays, and it with that."""
+        self.forget_work()
         for path in self.folder.glob("*"):
             if path.name.endswith(OWNER):  # its holder takes it away, and with the last one the folder
                 continue
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # the last one: a folder, on some systems
                 path.unlink()
         with suppress(OSError):  # another worker of a job array still has its lock there
             self.folder.rmdir()
+
+    def forget_work(self) -> None:
+        """Remove what a stage or a pull keeps only while it is under way."""
+        for folder in (self.work_dir, self.parts_dir):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, receipt: Receipt) -> Path:
         return self.folder / f"{receipt.name.replace('/', '%2F')}.json"

@@ -113,6 +113,14 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
         ) from None
 
 
+def readable_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The JSON value in `path`; None where there is no file, or where a power cut has left it empty or cut: it is to be written again."""
+    try:
+        return read_json(path, max_bytes=max_bytes)
+    except (CorruptBank, FileNotFoundError):
+        return None
+
+
 def json_in(path: Path, *, max_bytes: int = MAX_JSON_BYTES, strict: bool = True) -> Any:
     """The JSON value in `path`. OSError, and ValueError as `parsed_json` raises it, also for what is no regular file."""
     if path.exists() and not path.is_file():

@@ -147,10 +147,13 @@ def own_folder(root: Path, name: str) -> Path:
 
 
 def refuse_links(folder: Path) -> None:
-    """UnsafeName where anything in `folder`, at any depth, is a symbolic link."""
+    """UnsafeName where `folder`, or anything in it at any depth, is a symbolic link."""
+    if folder.is_symlink():
+        raise _linked(folder)
     pending = [folder]
     while pending:
-        with suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:  # another worker of a job array may remove it
+        # it may not exist, and another worker of a job array may remove it
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     raise _linked(Path(entry.path))

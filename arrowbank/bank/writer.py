@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,7 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
+from arrowbank.bank.found import in_words, is_bare_journal, visible
 from arrowbank.bank.journal import Journal, append_log
 from arrowbank.bank.locks import FolderLock, waiting_lock
 from arrowbank.bank.manifest import (
@@ -53,12 +55,22 @@ from arrowbank.bank.manifest import (
     plan_digest,
     ranges,
     read_manifest,
+    readable_json,
     shard_name,
 )
 from arrowbank.bank.manifest_checks import PROVENANCE, check_manifest, provenance_of
-from arrowbank.bank.names import UnsafeName
+from arrowbank.bank.names import UnsafeName, refuse_links
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
+
+
+class _Next(Enum):
+    """What a writer does with what its folder holds."""
+
+    RESUME = auto()  # keep what has receipts, if anything is there
+    CLEAR = auto()  # delete the bank and begin anew
+    CHECK = auto()  # it is committed
+    COMMIT = auto()  # only the commit is missing
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class BankWriter:
     # entering and leaving
 
     def __enter__(self) -> BankWriter:
-        self._refuse_other_folders()
+        self.check()
         self._journal.make()
         self._lock = FolderLock(self._journal.folder, self._worker)
         try:
@@ -139,85 +151,139 @@ class BankWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if (self.folder / STATE).exists():
+        if self._is_committed():
             self._journal.drop()
         if self._lock:
             self._lock.release()
             self._lock = None
 
-    def _refuse_other_folders(self) -> None:
+    def check(self) -> None:
+        """Raise what entering raises for what the folder holds. Nothing is changed."""
+        self._look()
+
+    def _look(self) -> tuple[_Next, Manifest]:
+        """What is to be done with what the folder holds, and its manifest."""
         refuse_address(self.folder)
-        if not self.folder.exists():
-            return
-        if not self.folder.is_dir():
+        if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder}: is a file. Give a folder for the bank.")
-        inside = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")} - {JOURNAL}
-        if inside and MANIFEST not in inside:
-            example = ", ".join(sorted(inside)[:3])
-            raise InputError(f"{self.folder}: holds files that are not a bank's ({example}, …). Give a new or empty folder.")
+        names = visible(self.folder)
+        refuse_links(self._journal.folder)
+        if MANIFEST not in names:
+            if names - {JOURNAL} or not is_bare_journal(self.folder):
+                raise InputError(
+                    f"{self.folder}: holds {in_words(self.folder)}, expected a bank of {self.kind} or nothing. Give a new or empty "
+                    "folder; this one was left as it is."
+                )
+            return _Next.RESUME, {}
+        try:
+            found = read_manifest(self.folder)
+        except UnsafeName:  # a folder to be left alone, whatever is asked for
+            raise
+        except CorruptBank as error:
+            return self._look_without_manifest(names, error), {}
+        if found["kind"] != self.kind and (self._restart or self._has_work(names)):
+            raise PlanMismatch(
+                f"{self.folder}: holds a bank of {found['kind']}, this command writes one of {self.kind}. --restart deletes only a bank "
+                "of the kind that is written. Give another folder, or remove this one yourself.",
+                {"kind": (found["kind"], self.kind)},
+            )
+        if self._restart:
+            return _Next.CLEAR, found
+        if found["plan_digest"] != self.plan_digest:
+            if self._worker is not None or self._has_work(names):
+                raise self._mismatch(found)
+            return _Next.CLEAR, found
+        if not found["complete"]:
+            return _Next.RESUME, found
+        return _Next.CHECK if self._has_its_state(found) else _Next.COMMIT, found
+
+    def _look_without_manifest(self, names: set[str], error: CorruptBank) -> _Next:
+        """What is to be done where a power cut has left the manifest empty or cut: a bank of this very plan is known by its receipts
+        and its commit. `error` is raised where nothing says whose the files are."""
+        digests = {receipt.plan_digest[:16] for receipt in self._journal.receipts()}
+        state = readable_json(self.folder / STATE)
+        if isinstance(state, dict):
+            digests.add(str(state.get("_fingerprint")))
+        if digests == {self.plan_digest[:16]}:
+            return _Next.CLEAR if self._restart else _Next.RESUME
+        begun = not (self.folder / MANIFEST).stat().st_size or bool(names & {JOURNAL, LOG})
+        if begun and not digests and not self._has_work(names):
+            return _Next.RESUME
+        raise CorruptBank(
+            f"{error} Nothing else in the folder says that it is this bank, so it was left as it is, also under --restart. Restore "
+            f"{MANIFEST} from a copy, give another folder, or remove this one yourself."
+        )
+
+    def _has_work(self, names: set[str]) -> bool:
+        """Whether anything is in the folder but what a build has before it finishes its first file."""
+        return bool(names - {MANIFEST, LOG, JOURNAL}) or not self._journal.is_empty()
+
+    def _has_its_state(self, found: Manifest) -> bool:
+        """Whether `state.json`, the commit, is there, and the one of the bank's manifest `found`."""
+        return bool(found["complete"]) and readable_json(self.folder / STATE) == self._state_of(found)
+
+    def _state_of(self, found: Manifest) -> dict[str, Any]:
+        """What `state.json` holds for the manifest `found`."""
+        numbers = sorted(int(match[1]) for entry in found["files"] if (match := SHARD_NAME.fullmatch(entry["name"])))
+        return dataset_state(map(shard_name, numbers), found["plan_digest"])
+
+    def _is_committed(self) -> bool:
+        """Whether there is a committed bank by now."""
+        try:
+            return self._has_its_state(read_manifest(self.folder))
+        except (InputError, CorruptBank):
+            return False
+
+    def _mismatch(self, found: Manifest) -> PlanMismatch:
+        fields = differing_fields({"kind": found["kind"], **found["recipe"]}, {"kind": self.kind, **self.recipe})
+        lines = "".join(f"\n  {name}: found {_short(old)}, wanted {_short(new)}" for name, (old, new) in fields.items())
+        copied = (
+            f"Its {STATE} is missing or damaged: a pull or a copy of it is under way, or was interrupted. Finish that to keep it. "
+            if found["complete"] and not self._has_its_state(found)
+            else ""
+        )
+        return PlanMismatch(
+            f"{self.folder}: holds work of another plan; these fields differ:{lines}\n"
+            f"{copied}Give --restart to throw that work away, or another folder to keep it.",
+            fields,
+        )
 
     def _open(self) -> None:
+        """Do what is to be done: what was there before the lock was taken may be another thing by now."""
+        step, found = self._look()
         if self._worker is None:
             self._journal.sweep()
-        found = self._manifest_there()
-        if found is not None and (self._restart or self._is_another_plan_without_work(found)):
+        if step is _Next.CLEAR:
             self._clear(found)
-            found = None
-        if found is not None:
-            self._refuse_other_plans(found)
-        if found is not None and (self.folder / STATE).exists():
+        elif step is _Next.CHECK:
             self._open_committed(found)
+        elif step is _Next.COMMIT:
+            self._commit_again(found)
         else:
             # each worker of a job array would read every shard of the others: it checks sizes only
             self.receipts = self._journal.read(deep=self._worker is None, redo=self._redo)
         if not self.committed:
             self.save_progress()
 
-    def _manifest_there(self) -> Manifest | None:
-        """The manifest that the folder has. Under `restart` one that cannot be read is an empty one: it goes with the rest."""
-        if not (self.folder / MANIFEST).exists():
-            return None
-        try:
-            return read_manifest(self.folder)
-        except UnsafeName:  # a folder to be left alone, whatever is asked for
-            raise
-        except CorruptBank:
-            if not self._restart:
-                raise
-            return {}
-
-    def _is_another_plan_without_work(self, found: Manifest) -> bool:
-        """Whether an earlier run of another plan ended before it had finished anything: there is nothing to lose."""
-        another = found.get("plan_digest") != self.plan_digest
-        return another and self._worker is None and not (self.folder / STATE).exists() and self._journal.is_empty()
-
-    def _refuse_other_plans(self, found: Manifest) -> None:
-        if found.get("plan_digest") == self.plan_digest:
-            return
-        there = {"kind": found.get("kind"), **(found.get("recipe") or {})}
-        fields = differing_fields(there, {"kind": self.kind, **self.recipe})
-        lines = "".join(f"\n  {name}: found {_short(old)}, wanted {_short(new)}" for name, (old, new) in fields.items())
-        raise PlanMismatch(
-            f"{self.folder}: holds work of another plan; these fields differ:{lines}\n"
-            "Give --restart to throw that work away, or another folder to keep it.",
-            fields,
-        )
-
     def _clear(self, found: Manifest) -> None:
         """Throw away the bank that is here: its commit first, so that no moment shows a committed bank with files missing."""
         names = [STATE, *(entry["name"] for entry in found.get("files", ())), INFO, CARD, LOG]
+        names += [receipt.name for receipt in self._journal.receipts()]
         names += [path.name for path in self.folder.iterdir() if SHARD_NAME.fullmatch(path.name)]
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
         self._journal.forget_all()
-        shutil.rmtree(self._journal.work_dir, ignore_errors=True)
+        self._journal.forget_work()
         (self.folder / MANIFEST).unlink()
         sync_folder(self.folder)
+
+    def _listed(self, found: Manifest) -> list[Receipt]:
+        return [Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]]
 
     def _open_committed(self, found: Manifest) -> None:
         """Check a committed bank's manifest and files; reopen it where shards that are to be redone are damaged."""
         check_manifest(self.folder / MANIFEST, found)
-        listed = [Receipt(plan_digest=self.plan_digest, **entry) for entry in found["files"]]
+        listed = self._listed(found)
         self.receipts = self._journal.checked(listed, deep=bool(self._redo), redo=self._redo)
         self.committed = len(self.receipts) == len(listed)
         if not self.committed:
@@ -230,6 +296,27 @@ class BankWriter:
             self._journal.sign(receipt)
         (self.folder / STATE).unlink()
         sync_folder(self.folder)
+
+    def _commit_again(self, found: Manifest) -> None:
+        """Commit a bank that lacks only a `state.json` that can be read: a pull or a copy, or a writer, was stopped before it.
+
+        Files that are not as the manifest lists them are made again; those that are get their receipts back.
+        """
+        check_manifest(self.folder / MANIFEST, found)
+        with self._commit_lock():
+            listed = self._listed(found)
+            damaged = {} if self._is_committed() else self._journal.damaged(listed, deep=True)
+            if not damaged:
+                self.receipts, self.committed = {receipt.name: receipt for receipt in listed}, True
+                if not (self.folder / CARD).exists():
+                    publish_bytes(self.folder / CARD, card(found).encode())
+                publish_json(self.folder / STATE, self._state_of(found))
+                return
+            self.log("redo", damaged=damaged)
+            whole = [receipt for receipt in listed if receipt.name not in {*damaged, INFO}]
+            if any(receipt.shard is not None for receipt in listed if receipt.name in damaged):
+                whole = [receipt for receipt in whole if receipt.shard is not None]  # the others are made from all shards
+            self.receipts = {receipt.name: self._journal.sign(receipt) for receipt in whole}
 
     # writing
 
@@ -292,9 +379,10 @@ class BankWriter:
     def save_progress(self, **fields: object) -> None:
         """Write the manifest of the unfinished bank, with `complete: false` and `fields` brought up to date."""
         self._fields |= fields
-        with self._commit_lock():
-            if not (self.folder / STATE).exists():
+        with self._commit_lock():  # another worker of a job array may have committed meanwhile
+            if not self._is_committed():
                 publish_json(self.folder / MANIFEST, self._manifest(complete=False, files=[]))
+                (self.folder / STATE).unlink(missing_ok=True)  # one that a power cut has left behind
 
     def log(self, event: str, **facts: object) -> None:
         """Append a line to build.jsonl, the file for times, hosts and rates."""

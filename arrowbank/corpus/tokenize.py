@@ -27,7 +27,7 @@ import pyarrow as pa
 from arrowbank import models
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.files import publish_json
-from arrowbank.bank.manifest import Manifest, read_json
+from arrowbank.bank.manifest import Manifest, readable_json
 from arrowbank.bank.places import require_separate
 from arrowbank.corpus.children import bound_children
 from arrowbank.errors import InputError, WorkerDied
@@ -45,6 +45,7 @@ ROWS_WORTH_A_PROCESS = 2000
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 NO_TOKENS = [0]  # stands for a text that gives none
 CARRIED = ("sources", "kinds", "text_count")
+COUNTS = ("truncated", "empty", "tokens")  # of a shard, and of the bank
 
 BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
 RESULT_SCHEMA = pa.unify_schemas([BANK_SCHEMA, pa.schema({"truncated": pa.bool_(), "empty": pa.bool_()})])
@@ -172,14 +173,19 @@ class _Work:
 
     def counts(self) -> dict[str, int]:
         """Truncated and empty texts and tokens, over all shards."""
-        every = [read_json(self._counts_file(shard)) for shard in self._shards]
-        return {name: sum(counts[name] for counts in every) for name in ("truncated", "empty", "tokens")}
+        every = [self._counts_of(shard) or {} for shard in self._shards]
+        return {name: sum(counts[name] for counts in every) for name in COUNTS}
 
     def _counts_file(self, shard: Shard) -> Path:
         return self._bank.work_dir / f"counts-{shard.index:05d}.json"
 
+    def _counts_of(self, shard: Shard) -> dict[str, int] | None:
+        """The counts of a shard; None where a power cut took them: the shard is made again."""
+        found = readable_json(self._counts_file(shard))
+        return found if isinstance(found, dict) and found.keys() == set(COUNTS) else None
+
     def _is_done(self, shard: Shard) -> bool:
-        return shard.index in self._bank.done_shards and self._counts_file(shard).exists()
+        return shard.index in self._bank.done_shards and self._counts_of(shard) is not None
 
     def _write(self, shard: Shard) -> None:
         table = self._map(shard).data.table.combine_chunks()

@@ -21,20 +21,27 @@ from arrowbank.mtp.loss import top_tokens
 from arrowbank.mtp.unroll import step_tokens
 
 KIND = "drafts"
+WHEN = ("before", "after")
 KEPT = 4  # most likely tokens
 
 
+def dump_writer(folder: str | Path, recipe: Mapping[str, Any], *, restart: bool) -> BankWriter:
+    """What writes the bank of the healing `recipe`."""
+    return BankWriter(folder, kind=KIND, recipe={"heal": dict(recipe), "when": list(WHEN)}, restart=restart)
+
+
 def dump_drafts(
-    folder: str | Path,
+    bank: BankWriter,
     draft: Draft,
     windows: Windows,
     rows: Sequence[int],
     weights: Mapping[str, Mapping[str, torch.Tensor]],
     config: HealConfig,
-    recipe: Mapping[str, Any],
 ) -> Manifest:
-    """Write the bank: a row for each of `weights` (when) and windows `rows`; the draft has its last weights again afterwards."""
-    with BankWriter(folder, kind=KIND, recipe={"heal": dict(recipe), "when": list(weights)}, restart=True) as bank:
+    """Write the bank: a row for each of `weights` (those of WHEN) and windows `rows`; the draft has its last weights again afterwards."""
+    with bank:
+        if bank.committed:
+            return bank.manifest
         number = 0
         for when, named in weights.items():
             draft.set_weights(named)

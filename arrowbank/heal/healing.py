@@ -16,20 +16,21 @@ from typing import Any
 
 import torch
 
-from arrowbank.bank.files import explained, publish_bytes, publish_json, sweep_temporaries
+from arrowbank.bank.files import explained, publish_bytes, publish_json, refuse_address, sweep_temporaries
+from arrowbank.bank.found import in_words, visible
 from arrowbank.bank.locks import FolderLock
+from arrowbank.bank.manifest import JOURNAL, differing_fields, plan_digest, readable_json
 from arrowbank.bank.manifest import STATE as COMMIT
-from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
 from arrowbank.bank.names import own_folder, refuse_links
 from arrowbank.bank.places import beside, require_separate
 from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError, PlanMismatch
 from arrowbank.heal.config import HealConfig
-from arrowbank.heal.dump import dump_drafts
+from arrowbank.heal.dump import WHEN, dump_drafts, dump_writer
 from arrowbank.heal.measure import Measured, measure
 from arrowbank.heal.parity import check_conventions
 from arrowbank.heal.plot import plot_trace
-from arrowbank.heal.state import STATE
+from arrowbank.heal.state import STATE, plan_of
 from arrowbank.heal.training import FED, TRACE, Training
 from arrowbank.heal.windows import Windows
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
@@ -40,6 +41,7 @@ from arrowbank.mtp.trunk import Trunk, trunk_of
 from arrowbank.progress import SILENT, Progress
 
 PLAN, REPORT = "plan.json", "report.json"
+OWN_NAMES = {PLAN, REPORT, STATE, FED, TRACE, "trace.png", "trace.svg", JOURNAL}
 KIND = "heal"
 
 
@@ -87,11 +89,16 @@ def heal_draft(
     targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
     recipe = _recipe(config, bank, folder)
     plan = plan_digest(KIND, recipe)
+    _refuse_other_work(work, recipe, restart=restart)
+    rows_bank = None if dump is None else dump_writer(dump, recipe, restart=restart)
+    if rows_bank is not None:
+        rows_bank.check()  # before anything takes long
     if (done := _finished(work, plan, dump, restart=restart)) is not None:
         progress.message(f"{out}: already complete, nothing to do")
         return done
-    _refuse_other_plans(work, recipe, restart=restart)
     replaceable = {_found_plan(work)}  # copies that a run of the work that lies there has written
+    if (work / PLAN).exists() and readable_json(work / PLAN) is None:
+        replaceable.add(plan)
     for _, target in targets:
         if not is_of_plan(target, replaceable):
             check_target(folder, target)
@@ -100,11 +107,11 @@ def heal_draft(
         if restart:
             _throw_away(work, [target for _, target in targets], replaceable)
         publish_json(work / PLAN, {"digest": plan, "recipe": recipe})
-        healed = _heal(config, subject, rows, work, progress)
+        healed = _heal(config, subject, rows, work, plan, progress)
         report = _write(config, subject, healed, folder, targets, plan, progress)
-        if dump is not None:
-            weights = {"before": subject.first, "after": subject.draft.weights()}
-            dump_drafts(dump, subject.draft, subject.windows, held_out, weights, config, recipe)
+        if rows_bank is not None:
+            weights = dict(zip(WHEN, (subject.first, subject.draft.weights()), strict=True))
+            dump_drafts(rows_bank, subject.draft, subject.windows, held_out, weights, config)
         _finish(work, report, traced=bool(config.epochs))
         return report
 
@@ -114,7 +121,7 @@ def _locked(work: Path) -> Iterator[None]:
     """The right to write in `work`, which is made where it is not there."""
     with explained(work):
         journal = own_folder(work, "journal")
-        refuse_links(work)  # what is written in place (what later steps are fed) would go elsewhere
+        refuse_links(work.resolve())  # what is written in place (what later steps are fed) would go elsewhere
     lock = FolderLock(journal)
     sweep_temporaries(work)  # of killed runs
     try:
@@ -154,12 +161,12 @@ def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folde
     return _Subject(draft, windows, draft.weights(), conventions, count)
 
 
-def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path, progress: Progress) -> Healed:
+def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path, plan: str, progress: Progress) -> Healed:
     """Train, if there is anything to train; the draft then has its best weights."""
     before, steps, best_step = subject.count(subject.draft), 0, 0
     if config.epochs:
         held_out = subject.windows.bank.held_out_rows.tolist()
-        training = Training(config, subject.draft, subject.windows, rows, held_out, work)
+        training = Training(config, subject.draft, subject.windows, rows, held_out, work, plan)
         training.run(progress)
         steps, best_step = training.at.step, training.at.best_step
     return Healed(before, subject.count(subject.draft), steps, best_step)
@@ -239,8 +246,8 @@ def _finished(work: Path, plan: str, dump: str | Path | None, *, restart: bool) 
     """The report of a run of this very plan whose files are all there; None where there is something to do."""
     if restart or not (work / REPORT).exists() or _found_plan(work) != plan:
         return None
-    report: dict[str, Any] = read_json(work / REPORT)
-    if not all(Path(one["folder"]).exists() for one in report["files"]):
+    report: dict[str, Any] | None = readable_json(work / REPORT)
+    if report is None or not all(Path(one["folder"]).exists() for one in report["files"]):
         return None
     if dump is not None and not (Path(dump) / COMMIT).exists():
         raise InputError(
@@ -257,14 +264,37 @@ def _drop_state(work: Path) -> None:
 
 def _found_plan(work: Path) -> str | None:
     """The digest of the plan whose work lies there."""
-    return str(read_json(work / PLAN)["digest"]) if (work / PLAN).exists() else None
+    found, report = readable_json(work / PLAN), readable_json(work / REPORT)
+    if _is_plan(found):
+        return str(found["digest"])
+    return plan_of(work) or (report.get("plan") if isinstance(report, dict) else None)
 
 
-def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
-    """PlanMismatch where the folder holds the work of another healing."""
-    path = work / PLAN
-    if restart or not path.exists() or (found := read_json(path))["digest"] == plan_digest(KIND, recipe):
+def _is_plan(found: object) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("digest"), str) and isinstance(found.get("recipe"), dict)
+
+
+def _refuse_other_work(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
+    """InputError where the folder `work` holds anything but the work of a healing, PlanMismatch where it is that of another one."""
+    refuse_address(work)
+    if work.exists() and not work.is_dir():
+        raise InputError(f"{work}: is a file, expected the folder of a healing. Give another --out.")
+    names, found, plan = visible(work), readable_json(work / PLAN), plan_digest(KIND, recipe)
+    damaged = found is None and (work / PLAN).exists()  # as a power cut leaves it
+    if names - (OWN_NAMES if damaged else {JOURNAL}) and not _is_plan(found):
+        raise InputError(
+            f"{work}: holds {in_words(work)}, expected the work of a healing or nothing. Give another --out; this folder was left as "
+            "it is."
+        )
+    if restart or not names or _found_plan(work) == plan:
         return
+    if not _is_plan(found):
+        if _found_plan(work) is None and not {STATE, REPORT} & names:
+            return
+        raise PlanMismatch(
+            f"{work / PLAN}: is damaged, and what else is in the folder is not of this healing. Give --restart to throw that work "
+            "away, or another --out to keep it."
+        )
     fields = differing_fields(found["recipe"], json.loads(json.dumps(recipe)))
     lines = "".join(f"\n  {name}: found {old!r}, wanted {new!r}" for name, (old, new) in fields.items())
     raise PlanMismatch(
@@ -277,8 +307,10 @@ def _refuse_other_plans(work: Path, recipe: Mapping[str, Any], *, restart: bool)
 def _earlier_copies(work: Path) -> list[Path]:
     """Where the healing in `work` has written copies of the checkpoint, as its report says: those beside it. A report that came from
     elsewhere could name any folder."""
-    report = read_json(work / REPORT) if (work / REPORT).exists() else {"files": []}
-    return [work.with_name(name) for one in report["files"] if (name := Path(one["folder"]).name)]
+    report = readable_json(work / REPORT)
+    files = report.get("files") if isinstance(report, dict) else None
+    named = [one.get("folder") for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    return [work.with_name(name) for folder in named if isinstance(folder, str) and (name := Path(folder).name)]
 
 
 def _throw_away(work: Path, targets: Sequence[Path], plans: Collection[str | None]) -> None:

@@ -43,8 +43,10 @@ def save_state(
     weights: Mapping[str, Mapping[str, torch.Tensor]],
     optimizer: torch.optim.Adam,
     parameters: Sequence[torch.nn.Parameter],
+    plan: str,
 ) -> None:
-    """Publish the state: `weights` by role (now, best, fed), and the optimiser's moments of `parameters` in their order.
+    """Publish the state: `weights` by role (now, best, fed), and the optimiser's moments of `parameters` in their order; with the digest
+    of the `plan` that it is of.
 
     Weights that two roles share (the same mapping, as now and best after a better measurement) are written once.
     """
@@ -57,9 +59,18 @@ def save_state(
         for name, value in optimizer.state.get(parameter, {}).items():
             tensors[f"adam.{index}.{name}"] = value.detach().cpu()
     whose = {role: first[id(named)] for role, named in weights.items()}
-    metadata = {"progressed": json.dumps(asdict(progressed)), "weights": json.dumps(whose)}
+    metadata = {"progressed": json.dumps(asdict(progressed)), "weights": json.dumps(whose), "plan": plan}
     with publishing(folder / STATE, hash=None) as file:
         write_safetensors(file, {name: (NAMES[tensor.dtype], _bits(tensor)) for name, tensor in tensors.items()}, metadata)
+
+
+def plan_of(folder: Path) -> str | None:
+    """The digest of the plan that the state in `folder` is of; None where there is none that can be read."""
+    try:
+        with safe_open(folder / STATE, framework="pt") as file:
+            return (file.metadata() or {}).get("plan")
+    except (OSError, SafetensorError):
+        return None
 
 
 def _bits(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -70,7 +81,7 @@ def _bits(tensor: torch.Tensor) -> npt.NDArray[Any]:
 def load_state(
     folder: Path, *, roles: Sequence[str], optimizer: torch.optim.Adam, parameters: Sequence[torch.nn.Parameter]
 ) -> tuple[Progressed, dict[str, dict[str, torch.Tensor]]] | None:
-    """The state in `folder`, the moments put into `optimizer`; None where there is none. CorruptBank for a damaged file."""
+    """The state in `folder`, the moments put into `optimizer`; None where there is none, or one that a power cut has damaged."""
     path = folder / STATE
     if not path.exists():
         return None
@@ -80,8 +91,8 @@ def load_state(
             progressed = Progressed(**parsed_json(metadata["progressed"].encode(), strict=False))
             whose = parsed_json(metadata["weights"].encode())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise CorruptBank(f"{path}: not readable as a training's state ({error}). Give --restart to begin again.") from None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, CorruptBank):
+        return None
     for index, parameter in enumerate(parameters):
         prefix = f"adam.{index}."
         moments = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

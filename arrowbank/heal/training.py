@@ -20,7 +20,7 @@ from arrowbank.errors import BadVector
 from arrowbank.heal.config import HealConfig
 from arrowbank.heal.feeding import Feeding
 from arrowbank.heal.measure import Measured, measure
-from arrowbank.heal.state import Progressed, load_state, save_state
+from arrowbank.heal.state import STATE, Progressed, load_state, save_state
 from arrowbank.heal.windows import Windows
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.loss import topk_kl
@@ -69,12 +69,21 @@ def learning_rate(step: int, steps: int, lr: float) -> float:
 
 
 class Training:
-    """One training. `rows` are trained on, `held_out` measured on; `folder` keeps state and trace."""
+    """One training. `rows` are trained on, `held_out` measured on; `folder` keeps state and trace of the
+    plan with the digest `plan`."""
 
     def __init__(
-        self, config: HealConfig, draft: Draft, windows: Windows, rows: Sequence[int], held_out: Sequence[int], folder: Path
+        self,
+        config: HealConfig,
+        draft: Draft,
+        windows: Windows,
+        rows: Sequence[int],
+        held_out: Sequence[int],
+        folder: Path,
+        plan: str,
     ) -> None:
-        self.config, self.draft, self.windows, self.held_out, self.folder = config, draft, windows, held_out, folder
+        self.config, self.draft, self.windows, self.held_out = config, draft, windows, held_out
+        self.folder, self.plan = folder, plan
         self.jobs = list(ordered(jobs_of(rows, config), config.epochs))
         self.parameters = draft.train_only(projection=config.train_projection)
         self.optimizer = torch.optim.Adam(self.parameters, config.lr, betas=(0.9, 0.999), eps=1e-8)
@@ -107,6 +116,8 @@ class Training:
     def _resume(self, progress: Progress) -> None:
         found = load_state(self.folder, roles=ROLES, optimizer=self.optimizer, parameters=self.parameters)
         if found is None:
+            if (self.folder / STATE).exists():
+                progress.message(f"{self.folder / STATE}: not readable, as after a power cut: the training begins again")
             return
         self.at, self.weights = found
         self._publish_trace()
@@ -171,7 +182,9 @@ class Training:
             self.at.stopped = self.at.since_best >= config.patience
         self.at.trace.append(self._line(found))
         self.at.losses = []
-        save_state(self.folder, self.at, weights=self.weights, optimizer=self.optimizer, parameters=self.parameters)
+        save_state(
+            self.folder, self.at, weights=self.weights, optimizer=self.optimizer, parameters=self.parameters, plan=self.plan
+        )
         self._publish_trace()
 
     def _line(self, found: Measured) -> dict[str, Any]:

@@ -153,6 +153,13 @@ class _Push:
             raise PlanMismatch(
                 f"{self.place.shown}: holds {what}. Give --restart to replace what is there, or another name to keep it."
             )
+        found = parsed_manifest(self.place.read(MANIFEST), self.place.shown)["kind"]
+        if found != self.bank.kind:
+            raise PlanMismatch(
+                f"{self.place.shown}: holds a bank of {found}, this is one of {self.bank.kind}. --restart replaces only a bank of the "
+                "same kind. Give another name, or remove that bank yourself.",
+                {"kind": (found, self.bank.kind)},
+            )
         return False
 
     def clear(self, there: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import human_bytes, publish_json
-from arrowbank.bank.manifest import Manifest, read_json
+from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.bank.target_shards import Tally
 from arrowbank.bank.targets import TargetFacts
 from arrowbank.errors import DiskFull, InputError
@@ -63,7 +63,8 @@ def publish_tally(folder: Path, shard: int, tally: Tally) -> None:
 
 def is_done(bank: BankWriter, shard: Shard) -> bool:
     """Whether a shard and its counts are there."""
-    return shard.index in bank.done_shards and tally_file(bank.work_dir, shard.index).exists()
+    found = readable_json(tally_file(bank.work_dir, shard.index))  # a power cut may have taken it: the shard is made again
+    return shard.index in bank.done_shards and isinstance(found, dict) and found.keys() == vars(Tally()).keys()
 
 
 def commit_targets(bank: BankWriter, shards: list[Shard], facts: TargetFacts, dropped: dict[str, int], **more: int) -> Manifest:

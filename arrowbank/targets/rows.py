@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, one_array
 from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
-from arrowbank.bank.manifest import read_json
+from arrowbank.bank.manifest import readable_json
 from arrowbank.bank.targets import needed_positions
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import Shard
@@ -172,8 +172,11 @@ def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SIL
     """The rows of `maker` in a file in `folder`, which is kept for the next run of the plan `digest`; and their counts."""
     folder.mkdir(exist_ok=True)
     path, note = folder / f"rows-{digest[:16]}.arrow", folder / f"rows-{digest[:16]}.json"
-    noted = read_json(note) if note.exists() else None
-    if noted and path.exists() and noted["sha256"] == sha256_of(path):
+    noted = readable_json(note)
+    if noted is None and note.exists() and _is_readable(path):  # a power cut took the note, and shards may be made of the rows
+        noted = {"sha256": sha256_of(path), "counts": None}
+        publish_json(note, noted)
+    if noted and noted["counts"] and path.exists() and noted["sha256"] == sha256_of(path):
         return PreparedRows(path), RowCounts(**noted["counts"])
     with progress.phase("prepare", None, unit="samples") as phase, publishing(path) as file:
         _write(file, maker, phase)
@@ -184,6 +187,14 @@ def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SIL
         )
     publish_json(note, {"sha256": file.digest, "counts": asdict(maker.counts)})
     return PreparedRows(path), maker.counts
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        PreparedRows(path)
+    except (OSError, pa.ArrowInvalid):
+        return False
+    return True
 
 
 def _write(file: HashedFile, maker: RowMaker, phase: Phase) -> None:

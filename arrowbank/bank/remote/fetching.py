@@ -24,6 +24,8 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
+from arrowbank.bank.found import in_words, is_bare_journal, visible
+from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import (
     CARD,
@@ -37,9 +39,10 @@ from arrowbank.bank.manifest import (
     checked_manifest,
     dataset_state,
     parsed_json,
+    readable_json,
     shard_name,
 )
-from arrowbank.bank.names import checked_place, own_folder
+from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Phase, Progress
@@ -59,7 +62,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
     data = read_remote_manifest(store, there)
     manifest = parsed_manifest(data, store.shown)
     _require_whole(store, manifest, there)
-    _refuse_another_bank(folder, data, store.shown)
+    _refuse_another_bank(folder, data, manifest, store.shown)
     with explained(folder):
         work = own_folder(folder, JOURNAL)
     lock = FolderLock(work)
@@ -69,7 +72,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
         _fetch_files(store, folder, manifest, progress)
         _fetch_extras(store, folder, there)
         _commit(store, folder, manifest, there)
-        shutil.rmtree(work)
+        Journal(folder, manifest["plan_digest"]).drop()
     finally:
         lock.release()
     return manifest
@@ -130,23 +133,33 @@ def _named(found: Stored) -> str:
     return f"sha256 {found.sha256[:12]}…" if found.sha256 else "other contents"
 
 
-def _refuse_another_bank(folder: Path, data: bytes, shown: str) -> None:
+def _refuse_another_bank(folder: Path, data: bytes, manifest: Manifest, shown: str) -> None:
     refuse_address(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
         raise InputError(f"{folder}: is a file. Give a folder for the bank.")
-    inside = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {JOURNAL}
-    if inside and MANIFEST not in inside:
-        raise InputError(f"{folder}: holds files that are not a bank's ({sorted(inside)[0]}, …). Give a new or empty folder.")
-    if inside and (folder / MANIFEST).read_bytes() != data:
+    inside = visible(folder)
+    refuse_links(folder / JOURNAL)
+    if MANIFEST not in inside:
+        if inside - {JOURNAL} or not is_bare_journal(folder):
+            raise InputError(f"{folder}: holds {in_words(folder)}, expected this bank or nothing. Give a new or empty folder.")
+        return
+    if (folder / MANIFEST).read_bytes() == data:
+        return
+    there = [entry for entry in manifest["files"] if (folder / entry["name"]).exists()]
+    damaged = readable_json(folder / MANIFEST) is None  # as a power cut leaves it: then every file must be this bank's
+    if not damaged or not all(_is_right(folder, entry) for entry in there):
         raise InputError(f"{folder}: holds another bank than {shown}, and was left as it is. Give another folder.")
 
 
 def _fetch_files(store: Store, folder: Path, manifest: Manifest, progress: Progress) -> None:
     """Bring what is not there or not right. A committed bank is one no longer from the first file that is replaced on."""
     with progress.phase("check", sum(entry["bytes"] for entry in manifest["files"]), unit="bytes") as phase:
-        missing = [entry for entry in manifest["files"] if not _is_right(folder, entry, phase)]
+        missing = []
+        for entry in manifest["files"]:
+            missing += [] if _is_right(folder, entry) else [entry]
+            phase.advance(entry["bytes"])
     if not missing:
         return
     total = sum(entry["bytes"] for entry in missing)
@@ -204,11 +217,9 @@ class _Meter:
             self._phase.advance(count)
 
 
-def _is_right(folder: Path, entry: Mapping[str, Any], phase: Phase) -> bool:
+def _is_right(folder: Path, entry: Mapping[str, Any]) -> bool:
     path = checked_place(folder, entry["name"], folder)
-    right = path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
-    phase.advance(entry["bytes"])
-    return right
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
 
 
 def _fetch_extras(store: Store, folder: Path, there: Mapping[str, Stored]) -> None:
