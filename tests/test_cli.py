@@ -18,11 +18,12 @@ from arrowbank.cli import GROUPS, VERBS, main
 from tests.kill import tree_bytes
 
 CONTRACT = {
-    "scan": "source out field strict on-bad-line onto",
+    "scan": "source out field strict on-bad-line max-line-bytes onto",
     "tokenize": "tokenizer out max-tokens special-tokens on-long num-proc",
     "encode": "model out max-batch token-budget pooling layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows "
     "rows shards limit restart no-mirror engine workers worker encoder ray-address trust-remote-code onto drift-sample min-cosine",
-    "build": "source model out field strict on-bad-line onto max-tokens special-tokens on-long num-proc max-batch token-budget pooling "
+    "build": "source model out field strict on-bad-line max-line-bytes onto "
+    "max-tokens special-tokens on-long num-proc max-batch token-budget pooling "
     "layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers "
     "drift-sample min-cosine",
     "merge": "out restart",
@@ -34,13 +35,14 @@ CONTRACT = {
     "compare": "min-cosine",
     "lookup": "",
     "search": "model where tokenizer encoder faiss device gpu-memory-gb trust-remote-code json",
-    "audit": "source field on-bad-line against threshold max-shared out json",
+    "audit": "source field on-bad-line max-line-bytes against threshold max-shared out json",
     "export": "to out max-shard-bytes assume-norm stride restart",
     "push": "public license restart no-read-back",
     "pull": "revision",
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
     "vocab-size max-shard-bytes to codec spans dry-run restart",
-    "targets capture": "model data layers out max-length min-loss-tokens dry-run last-hidden-norm codec spans target-model restart",
+    "targets capture": "model data layers out max-length min-loss-tokens max-line-bytes "
+    "dry-run last-hidden-norm codec spans target-model restart",
     "targets verify": "model",
     "targets vocab": "draft-vocab",
     "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split shards align "
@@ -49,7 +51,7 @@ CONTRACT = {
     "in2 score": "model out",
     "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
     "trunk build": "model data out window topk tokens chain taps hold-all hidden dtype load-in-4bit device gpu-memory-gb tokenizer "
-    "text-field dry-run budget-gb workers restart trust-remote-code",
+    "text-field max-line-bytes dry-run budget-gb workers restart trust-remote-code",
     "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard hidden recycle codec also dump draft-from "
     "in-order train-proj init dtype device trust-remote-code restart",
 }

@@ -17,6 +17,8 @@ from arrowbank.errors import CorruptBank
 
 SHA1_COLUMN, SHA1_BYTES = "sha1", 20
 LONGEST_CHAIN = 1000
+MOST_TOKENS = 1 << 24
+ABSENT = object()
 LARGEST = 2**31 - 1  # of a width: Arrow's fixed-size lists have 32-bit sizes
 
 
@@ -41,6 +43,11 @@ def _is_whole(value: Any) -> bool:
 
 def _is_width(value: Any) -> bool:
     return type(value) is int and 1 <= value <= LARGEST
+
+
+def _is_vocabulary(value: Any) -> bool:
+    """How many tokens a model knows: memory is taken for each."""
+    return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
 def _is_chain(value: Any) -> bool:
@@ -74,9 +81,14 @@ def _values_of(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(rule, value.values()))
 
 
+def _nullable(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The field may be null."""
+    return lambda value: value is None or rule(value)
+
+
 def _maybe(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """The field may be absent or null."""
-    return lambda value: value is None or rule(value)
+    return lambda value: value is None or value is ABSENT or rule(value)
 
 
 Fields = Mapping[str, Callable[[Any], bool]]
@@ -109,12 +121,13 @@ _FIELDS: dict[str, Fields] = {
         "model_path": _is_text,
         "max_key_tokens": _is_width,
         "encoding": _object_of(normalize=_is_flag),
+        "recipe": _object_of(model=_maybe(_is_object), batches=_maybe(_object_of(max_batch=_is_width, token_budget=_is_width))),
         "tokenizer": _maybe(_is_text),
         "special_tokens": _maybe(_is_flag),
         "prompt": _maybe(_is_text),
     },
     "targets": {
-        "target_layer_ids": _maybe(_LAYERS),
+        "target_layer_ids": _nullable(_LAYERS),
         "layers": _is_width,
         "hidden_size": _is_width,
         "target_model_name_or_path": _is_text,
@@ -122,8 +135,8 @@ _FIELDS: dict[str, Fields] = {
         "loss_mask": _is_text,
         "codec": _one_of("bf16", "fp8"),
         "spans": _one_of("all", "supervised"),
-        "vocab_size": _maybe(_is_width),
-        "num_hidden_layers": _maybe(_is_width),
+        "vocab_size": _nullable(_is_vocabulary),
+        "num_hidden_layers": _nullable(_is_width),
         "counts": _object_of(kept=_is_count, tokens=_is_count, loss_tokens=_is_count, dropped=_is_counts),
     },
     "in2": {
@@ -154,7 +167,7 @@ _FIELDS: dict[str, Fields] = {
         "hidden_dtype": _one_of("bfloat16", "float16"),
         "hold_all": _is_flag,
         "pad_id": _is_count,
-        "vocab_size": _is_width,
+        "vocab_size": _is_vocabulary,
         "model_path": _is_text,
         "model_fingerprint": _is_text,
         "sets": _values_of(_object_of(windows=_is_count, tokens=_is_count)),
@@ -175,7 +188,7 @@ def check_fields(folder: Path, manifest: Manifest) -> None:
     """Raise CorruptBank for a field that a bank of this kind lacks, or that is not what its readers expect."""
     fields = {**_EVERY, **_FIELDS.get(manifest["kind"], {})}
     for name, rule in fields.items():
-        if not rule(manifest.get(name)):
+        if not rule(manifest.get(name, ABSENT)):
             found = repr(manifest.get(name)) if name in manifest else "nothing"
             raise CorruptBank(
                 f"{folder / MANIFEST}: {name} is {found[:60]}, which no bank of {manifest['kind']} has. The file is damaged; "

@@ -175,6 +175,26 @@ def _containers(value: dict[str, Any] | list[Any]) -> list[Any]:
     return [inner for inner in inside if isinstance(inner, dict | list)]
 
 
+class Fields(dict[str, Any]):
+    """An object of a committed bank's manifest: CorruptBank, not KeyError, for a field that it lacks."""
+
+    where = MANIFEST
+
+    def __missing__(self, name: str) -> Any:
+        raise CorruptBank(f"{self.where}: has no field {name}. The file is damaged; restore it or rebuild the bank.")
+
+
+def with_fields(value: Any, where: str) -> Any:
+    """A JSON value whose objects, at any depth, are `Fields` of the file `where`."""
+    if isinstance(value, list):
+        return [with_fields(inside, where) for inside in value]
+    if not isinstance(value, dict):
+        return value
+    fields = Fields({name: with_fields(inside, f"{where}, {name}") for name, inside in value.items()})
+    fields.where = where
+    return fields
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when a field is lacking,
     UnsafeName when it lists a file that is not in the folder."""

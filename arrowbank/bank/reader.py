@@ -22,7 +22,7 @@ import pyarrow as pa
 from arrowbank.bank.commits import Commit
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.kinds import check_columns, check_fields
-from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_manifest
+from arrowbank.bank.manifest import MANIFEST, STATE, Manifest, canonical_json, read_manifest, with_fields
 from arrowbank.bank.manifest_checks import check_info, check_manifest, check_state
 from arrowbank.bank.shardfile import check_values, map_shard
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
@@ -208,7 +208,8 @@ def open_committed(
     check_fields(folder, manifest)
     check_manifest(folder / MANIFEST, manifest)
     check_contract(folder, manifest, expect or {})
-    return folder, manifest, commit
+    fields: Manifest = with_fields(manifest, str(folder / MANIFEST))
+    return folder, fields, commit
 
 
 def local_folder(folder: str | Path, progress: Progress = SILENT) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from arrowbank.corpus.scan import ScanConfig
@@ -59,6 +60,9 @@ class Common:
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
 
+MaxLineBytes = Annotated[int, _run("--max-line-bytes", help="A longer line of a source is an error.")]
+
+
 @dataclass
 class ScanOptions:
     """What decides a texts bank."""
@@ -83,6 +87,7 @@ class ScanOptions:
     on_bad_line: Annotated[str, _build("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")] = (
         "error"
     )
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
 
     def config(self, onto: str | None = None) -> ScanConfig:
         from arrowbank.corpus.scan import ScanConfig
@@ -93,6 +98,7 @@ class ScanOptions:
             strict=self.strict,
             on_bad_line=self.on_bad_line,  # type: ignore[arg-type]  # checked there
             onto=onto,
+            max_line_bytes=self.max_line_bytes,
         )
 
 
@@ -291,6 +297,7 @@ class CaptureOptions(ModelOptions, StoreOptions):
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
 
     def config(self, *, trust_remote_code: bool) -> CaptureConfig:
         from arrowbank.plan import BatchRules
@@ -311,6 +318,7 @@ class CaptureOptions(ModelOptions, StoreOptions):
             limit=self.limit,
             max_shard_bytes=self.max_shard_bytes,
             budget_bytes=self.budget_bytes,
+            max_line_bytes=self.max_line_bytes,
         )
 
 

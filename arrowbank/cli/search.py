@@ -15,6 +15,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import CHECK_FAILED, progress_for
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from arrowbank.leakage import Audit
@@ -86,6 +87,9 @@ def audit(
     on_bad_line: Annotated[
         str, typer.Option("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")
     ] = "error",
+    max_line_bytes: Annotated[
+        int, typer.Option("--max-line-bytes", help="A longer line of a source is an error.")
+    ] = MAX_LINE_BYTES,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="NAME", help="The split that the others are compared to. Default: the first."),
@@ -113,7 +117,7 @@ def audit(
     scan = None
     if sources:
         fields = o.pairs("--field", field) or o.DEFAULT_FIELDS
-        scan = ScanConfig(sources=sources, fields=fields, on_bad_line=on_bad_line)  # type: ignore[arg-type]  # checked there
+        scan = ScanConfig(sources=sources, fields=fields, on_bad_line=on_bad_line, max_line_bytes=max_line_bytes)  # type: ignore[arg-type]  # checked there
     config = AuditConfig(scan=scan, threshold=threshold, max_shared=max_shared, against=against)
     if out is not None:
         audit_file(out, inputs_of(config, bank, other))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arrowbank.cli.options import BUILD, RUN, ModelOptions, Tokenizer, layer_list, pairs
+from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, Tokenizer, layer_list, pairs
+from arrowbank.formats.lines import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
@@ -48,6 +49,7 @@ class TrunkOptions(ModelOptions):
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
     budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
 
     def config(self, *, trust_remote_code: bool) -> TrunkConfig:
         from arrowbank.plan import BatchRules
@@ -68,6 +70,7 @@ class TrunkOptions(ModelOptions):
             rules=BatchRules(max_batch=self.max_batch, token_budget=self.token_budget),
             max_shard_bytes=self.max_shard_bytes,
             budget_bytes=None if self.budget_gb is None else int(self.budget_gb * 1e9),
+            max_line_bytes=self.max_line_bytes,
         )
 
 

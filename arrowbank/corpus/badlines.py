@@ -37,6 +37,12 @@ def not_utf8(line: int, path: FieldPath) -> BadLine:
     return BadLine(line, f"text at {spell_path(path)} that is not UTF-8", remedy="Write the file again.", skippable=False)
 
 
+def line_too_long(line: int, max_line_bytes: int) -> BadLine:
+    """What is said about a line that is not read at all."""
+    remedy = "Write one episode per line, or raise --max-line-bytes."
+    return BadLine(line, f"longer than {max_line_bytes:,} bytes", remedy=remedy, skippable=False)
+
+
 def unreadable(error: OSError) -> BadLine:
     """What is said about a file that the system does not let be read any more."""
     remedy = "Restore it, then run the same command again."

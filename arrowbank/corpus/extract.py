@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from arrowbank.corpus.badlines import BadLine, not_a_text, parse_line, unreadable
+from arrowbank.corpus.badlines import BadLine, line_too_long, not_a_text, parse_line, unreadable
 from arrowbank.corpus.fields import EACH, FieldPath, Step, parse_path
 
 SHA1_BYTES = 20
@@ -38,6 +38,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[tuple[str, str], ...]
     strict: bool = False
     skip_bad_lines: bool = False
+    max_line_bytes: int = 1 << 28
 
     @property
     def kinds(self) -> list[str]:
@@ -142,6 +143,11 @@ class Found:
         )
 
 
+def ends_with(error: BadLine) -> Extract:
+    """An extract of no lines, and the error that ends the scan behind them."""
+    return Found().extract(0, error)
+
+
 class Extractor:
     """Takes the texts out of blocks of JSON lines, and out of values that `json` would give."""
 
@@ -176,6 +182,10 @@ class Extractor:
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()
+        if len(data) > self.rules.max_line_bytes:
+            long = next((at for at, line in enumerate(lines) if len(line) > self.rules.max_line_bytes), None)
+            if long is not None:
+                return line_too_long(before + long + 1, self.rules.max_line_bytes)
         decode = self._decode if is_utf8(data) else None
         texts, kinds, readers = found.texts, found.kinds, self._readers
         plain = 0

@@ -42,6 +42,7 @@ from arrowbank.corpus.sources import (
 )
 from arrowbank.corpus.workers import Extracted, Workers
 from arrowbank.errors import CorruptBank, InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES, check_limit
 from arrowbank.plan import SHARD_ROWS
 from arrowbank.progress import SILENT, Progress
 
@@ -58,7 +59,8 @@ class ScanConfig:
     """What to scan. `sources`: (split name, path) pairs; `fields`: (kind, field path) pairs, taken in this order in every episode.
 
     `strict`: a number, bool, list or object in place of a text is an error. `on_bad_line`: what to do with lines that are no JSON
-    object in UTF-8. `onto`: a committed texts bank whose rows stay ahead of the new ones.
+    object in UTF-8. `onto`: a committed texts bank whose rows stay ahead of the new ones. `max_line_bytes`: a longer line is an error;
+    it bounds the memory that a line may take and decides no row.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -66,8 +68,10 @@ class ScanConfig:
     strict: bool = False
     on_bad_line: Literal["error", "skip"] = "error"
     onto: str | None = None
+    max_line_bytes: int = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
+        check_limit(self.max_line_bytes)
         if not self.sources:
             raise InputError("No source is given. Name at least one, such as --source train=train.jsonl.")
         if not self.fields:
@@ -91,7 +95,12 @@ class ScanConfig:
 
     @property
     def rules(self) -> Rules:
-        return Rules(fields=self.fields, strict=self.strict, skip_bad_lines=self.on_bad_line == "skip")
+        return Rules(
+            fields=self.fields,
+            strict=self.strict,
+            skip_bad_lines=self.on_bad_line == "skip",
+            max_line_bytes=self.max_line_bytes,
+        )
 
 
 def scan(
@@ -317,7 +326,7 @@ def _blocks(
 
 def _blocks_of(file: SourceFile, known: Print, rules: Rules) -> Iterator[tuple[bytes | Span | Extract, int]]:
     if not file.is_table:
-        return line_blocks(file, known, BLOCK_BYTES)
+        return line_blocks(file, known, BLOCK_BYTES, rules.max_line_bytes)
     from arrowbank.corpus.tables import table_blocks  # pyarrow's Parquet and compute parts: 15 MB that lines need not pay
 
     return table_blocks(file, known, rules, BLOCK_BYTES)

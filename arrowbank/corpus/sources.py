@@ -10,30 +10,28 @@ import hashlib
 import io
 import os
 import stat
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from arrowbank.bank.manifest import json_in
 from arrowbank.bank.names import check_names, check_places
-from arrowbank.corpus.extract import Span
+from arrowbank.corpus.badlines import line_too_long
+from arrowbank.corpus.extract import Extract, Span, ends_with
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import BOM, COMPRESSIONS, MAX_LINE_BYTES, DamagedData, unpacked
 from arrowbank.progress import Phase, Progress
 
 LINES = (".jsonl", ".ndjson", ".json")
-COMPRESSIONS = (".gz", ".zst")
 TABLES = (".parquet", ".arrow", ".feather")
 IN_FOLDERS = (".jsonl", ".ndjson", *TABLES)  # a .json beside the data is most often something about them
 KNOWN = f"{', '.join(LINES)} (each also with {' or '.join(COMPRESSIONS)}), {', '.join(TABLES)}"
 
 READ_BYTES = 1 << 20
 LINE_BYTES = 1 << 14
-BOM = b"\xef\xbb\xbf"
-PIECE_BYTES = 1 << 12  # compressed bytes at a time: what comes out of a piece is all in memory, up to 32,768 times as much
 
 
 @dataclass(frozen=True)
@@ -205,102 +203,74 @@ def check_unchanged(prints: Mapping[Path, Print]) -> None:
 # reading it as lines
 
 
-def line_blocks(file: SourceFile, known: Print, size: int) -> Iterator[tuple[bytes | Span, int]]:
+def line_blocks(
+    file: SourceFile, known: Print, size: int, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[bytes | Span | Extract, int]]:
     """Whole lines, about `size` bytes at a time, without a BOM ahead of the first; beside them the bytes of the file that they took.
 
-    Of a file that is not compressed only the places are given. Raises InputError for a file that changed, is cut off, or is not
-    compressed as its name says.
+    Of a file that is not compressed only the places are given. A line that is longer than `max_line_bytes` and than a block ends the
+    blocks with an extract that says so; whoever reads a block checks the shorter ones.
+
+    Raises InputError for a file that changed, is cut off, or is not compressed as its name says.
     """
     with opened(file.path, known) as raw:
-        yield from _spans(file.path, raw, size) if not file.compression else _unpacked_blocks(file, raw, size)
+        if file.compression:
+            yield from _unpacked_blocks(file, raw, size, max_line_bytes)
+        else:
+            yield from _spans(file.path, raw, size, max_line_bytes)
 
 
-def _spans(path: Path, raw: io.FileIO, size: int) -> Iterator[tuple[Span, int]]:
+def _spans(path: Path, raw: io.FileIO, size: int, max_line_bytes: int) -> Iterator[tuple[Span | Extract, int]]:
     name, end = str(path.absolute()), raw.seek(0, os.SEEK_END)
     raw.seek(0)
     start = len(BOM) if raw.read(len(BOM)) == BOM else 0
     while start < end:
-        stop = _line_end(raw, start + size, end)
+        stop = _line_end(raw, start + size, end, max_line_bytes)
+        if stop is None:  # the line that the block should end with
+            begin = _line_begin(raw, start, start + size)
+            if begin > start:
+                yield Span(path=name, start=start, stop=begin), begin - start
+            yield ends_with(line_too_long(1, max_line_bytes)), 0
+            return
         yield Span(path=name, start=start, stop=stop), stop - start
         start = stop
 
 
-def _line_end(raw: io.FileIO, start: int, end: int) -> int:
-    """Where the line ends that the byte `start` is in, line feed included."""
+def _line_end(raw: io.FileIO, start: int, end: int, most: int) -> int | None:
+    """Where the line ends that the byte `start` is in, line feed included; None where that is more than `most` bytes on."""
     raw.seek(start)
+    first = start
     while start < end and (data := raw.read(LINE_BYTES)):
         if at := data.find(b"\n") + 1:
-            return start + at
+            return start + at if start + at - 1 - first <= most else None
         start += len(data)
+        if start - first > most:
+            return None
     return end
 
 
-def _unpacked_blocks(file: SourceFile, raw: io.FileIO, size: int) -> Iterator[tuple[bytes, int]]:
-    stream = io.BufferedReader(_unpacked(file, raw))
+def _line_begin(raw: io.FileIO, low: int, place: int) -> int:
+    """Where the line begins that the byte `place` is in, `low` at the least."""
+    raw.seek(low)
+    return low + (raw.read(place - low).rfind(b"\n") + 1)
+
+
+def _unpacked_blocks(file: SourceFile, raw: io.FileIO, size: int, max_line_bytes: int) -> Iterator[tuple[bytes | Extract, int]]:
+    stream = io.BufferedReader(unpacked(raw, file.compression))
     done = 0
     try:
         while block := stream.read(size):
-            block += stream.readline()
+            rest = stream.readline(max_line_bytes + 2)
+            long = len(rest.rstrip(b"\n")) > max_line_bytes
+            block = block[: block.rfind(b"\n") + 1] if long else block + rest
             position = raw.tell()
-            yield (block.removeprefix(BOM) if done == 0 else block), position - done
+            if block:
+                yield (block.removeprefix(BOM) if done == 0 else block), position - done
+            if long:
+                yield ends_with(line_too_long(1, max_line_bytes)), 0
+                return
             done = position
     except EOFError:
         raise InputError(f"{file.path}: cut off: the compressed data end in the middle. Copy or make the file again.") from None
-    except _Damaged as error:
+    except DamagedData as error:
         raise InputError(f"{file.path}: not readable as {file.compression} data ({error}). Copy or make it again.") from None
-
-
-class _Damaged(Exception):
-    """Compressed data that are not what they should be."""
-
-
-def _unpacked(file: SourceFile, raw: io.FileIO) -> io.RawIOBase:
-    if file.compression == ".gz":
-        return _Decompressed(raw, lambda: zlib.decompressobj(wbits=31), zlib.error)
-    import zstandard
-
-    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    return _Decompressed(raw, unpacker.decompressobj, zstandard.ZstdError)
-
-
-class _Decompressed(io.RawIOBase):
-    """What is in a file of one or more gzip members or zstd frames. Raises EOFError where the last one is cut off."""
-
-    def __init__(self, raw: io.FileIO, start: Callable[[], Any], failure: type[Exception]) -> None:
-        self._input = raw  # not through a BufferedReader: it would close the file when it is let go of
-        self._start, self._failure = start, failure
-        self._unpacker: Any = start()  # a file of no bytes is cut off, too
-        self._rest = b""
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            piece = self._rest or self._input.read(PIECE_BYTES)
-            self._rest = b""
-            if not piece:
-                if self._unpacker is not None:
-                    raise EOFError
-                return 0
-            self._ready = memoryview(self._unpack(piece))
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _unpack(self, piece: bytes) -> bytes:
-        if self._unpacker is None:
-            piece = piece.lstrip(b"\0")  # padding between or behind members
-            if not piece:
-                return b""
-            self._unpacker = self._start()
-        try:
-            data: bytes = self._unpacker.decompress(piece)
-        except self._failure as error:
-            raise _Damaged(str(error)) from None
-        if self._unpacker.eof:
-            self._rest = self._unpacker.unused_data
-            self._unpacker = None
-        return data

@@ -24,6 +24,7 @@ from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import MANIFEST
+from arrowbank.bank.npyfile import map_npy
 from arrowbank.errors import InputError
 
 Ids = npt.NDArray[Any]
@@ -185,12 +186,12 @@ def _bin(path: Path) -> Ids:
 
 def _npy(path: Path) -> Ids:
     try:
-        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        ids: Ids = map_npy(path)
     except (ValueError, OSError) as error:
         raise InputError(f"{path}: not readable as .npy ({error}). Give a one-dimensional array of token ids.") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputError(f"{path}: {ids.dtype} of shape {ids.shape}; expected a one-dimensional array of integers.")
-    return np.asarray(ids)
+    return ids
 
 
 def open_fillers(

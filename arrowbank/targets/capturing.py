@@ -19,6 +19,7 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.target_shards import SHARD_BYTES, target_shards
 from arrowbank.bank.targets import CODECS, KIND, SPANS, TargetFacts, manifest_of, needed_positions
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES, check_limit
 from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
 from arrowbank.plan import BatchRules, Shard
 from arrowbank.progress import SILENT, Progress
@@ -50,6 +51,7 @@ class CaptureConfig:
     min_loss_tokens    samples with fewer are dropped
     last_hidden_norm   "post" or "pre": last hidden states after or before the model's final norm
     limit              only the first samples
+    max_line_bytes     a longer line of the data is an error; it decides no row
     """
 
     model: ModelConfig
@@ -66,8 +68,10 @@ class CaptureConfig:
     limit: int | None = None
     max_shard_bytes: int | None = None
     budget_bytes: int | None = None
+    max_line_bytes: int = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
+        check_limit(self.max_line_bytes)
         for name, allowed in {"last_hidden_norm": NORMS, "codec": CODECS, "spans": SPANS}.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}.")
@@ -105,7 +109,7 @@ class CapturePlan:
 
     @cached_property
     def records(self) -> Records:
-        return Records(Path(self.config.data))
+        return Records(Path(self.config.data), self.config.max_line_bytes)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast | None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
 from arrowbank.targets.records import Record, is_text
+from arrowbank.targets.rendering import TAG, Renderer, TemplateError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,7 +31,6 @@ Span = tuple[int, int]
 
 ASSISTANT = "assistant"
 _SHOWN = 40  # characters around a difference
-_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTokenizer:
@@ -47,7 +47,7 @@ class ChatTokenizer:
                 f"tokenizer of {name!r} has no chat template, so conversations cannot become text. Give --tokenizer with one, or "
                 "data of token rows (input_ids, loss_mask)."
             )
-        self._tokenizer, self._name = tokenizer, name
+        self._tokenizer, self._name, self._renderer = tokenizer, name, Renderer()
         # A post-processor may add special tokens, which are not wanted here, or trim blanks off the tokens' offsets
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -79,39 +79,39 @@ class ChatTokenizer:
     def _text_and_spans(
         self, record: Record, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> tuple[str, list[Span]]:
-        import jinja2
-
         try:
-            if _TAG.search(self._tokenizer.get_chat_template(tools=tools)):
-                return self._tagged(messages, tools)
-            return self._turn_by_turn(record, messages, tools)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            template = self._tokenizer.get_chat_template(tools=tools)
+        except ValueError as error:
+            raise InputError(f"tokenizer of {self._name!r}: {error} Give another --tokenizer.") from error
+        render = partial(self._render, record, template, tools)
+        return render(messages) if TAG.search(template) else self._turn_by_turn(record, messages, render)
+
+    def _render(
+        self,
+        record: Record,
+        template: str,
+        tools: list[Any] | None,
+        messages: list[dict[str, Any]],
+        *,
+        prompt: bool = False,
+    ) -> tuple[str, list[Span]]:
+        """The text of some messages, with the template's prompt for an answer, and the spans that the template itself marks."""
+        special = self._tokenizer.special_tokens_map
+        try:
+            return self._renderer.render(template, messages=messages, tools=tools, add_generation_prompt=prompt, **special)
+        except TemplateError as error:
             raise InputError(
-                f"{record.place}: the chat template of {self._name!r} does not take this conversation ({error}). Repair or "
-                "leave out the line, or give another --tokenizer."
+                f"{record.place}: the chat template of {self._name!r} {error}. Repair or leave out the line, or give another "
+                "--tokenizer."
             ) from error
 
-    def _tagged(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[Span]]:
-        """The text, and the spans that the template itself marks."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        texts, spans = render_jinja_template(
-            conversations=[messages],
-            tools=tools,
-            chat_template=self._tokenizer.get_chat_template(tools=tools),
-            return_assistant_tokens_mask=True,
-            **self._tokenizer.special_tokens_map,
-        )
-        return texts[0], [(start, end) for start, end in spans[0]]
-
-    def _turn_by_turn(self, record: Record, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[Span]]:
+    def _turn_by_turn(
+        self, record: Record, messages: list[dict[str, Any]], rendered: Callable[..., tuple[str, list[Span]]]
+    ) -> tuple[str, list[Span]]:
         """The text, and the spans that each of the assistant's turns adds to what stands before it."""
 
         def render(count: int, *, prompt: bool = False) -> str:
-            text = self._tokenizer.apply_chat_template(
-                messages[:count], tools=tools, tokenize=False, add_generation_prompt=prompt
-            )
-            return str(text)
+            return rendered(messages[:count], prompt=prompt)[0]
 
         whole, spans = render(len(messages)), []
         for turn in (at for at, message in enumerate(messages) if message["role"] == ASSISTANT):

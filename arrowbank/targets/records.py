@@ -7,18 +7,16 @@ sort of them, so that one rule made every loss mask of a bank.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES, numbered_lines
 
 ASSISTANT_TOKENS, GIVEN, ONES_EXCEPT_FIRST = "assistant_tokens", "given", "ones_except_first"
 SORTS = {
@@ -26,7 +24,6 @@ SORTS = {
     GIVEN: "token ids with a loss mask (input_ids, loss_mask)",
     ONES_EXCEPT_FIRST: "token ids without a loss mask (input_ids)",
 }
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 FIELDS = ("id", "messages", "tools", "input_ids", "loss_mask")
 
 
@@ -52,9 +49,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Records:
-    """The samples in `path`, a file or the folder of a saved dataset, in order. InputError where there is no such thing."""
+    """The samples in `path`, a file or the folder of a saved dataset, in order. InputError where there is no such thing.
+
+    A line longer than `max_line_bytes` is an error.
+    """
 
     path: Path
+    max_line_bytes: int = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -81,21 +82,11 @@ class Records:
         return self._rows() if self.path.is_dir() else self._lines()
 
     def _lines(self) -> Iterator[Record]:
-        try:
-            with self._open() as file:
-                for number, line in enumerate(file, 1):
-                    place = f"{self.path}, line {number}"
-                    value = _object(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, place)
-                    if value is not None:
-                        yield Record(place, _name(value.get("id"), f"{self.path.name}:{number}", place), value)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise InputError(f"{self.path}: cannot be read to its end ({error}). Copy or make the file again.") from error
-
-    def _open(self) -> io.BufferedReader:
-        compression = COMPRESSIONS.get(self.path.suffix)
-        if compression is None:
-            return self.path.open("rb")
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(self.path)), compression))
+        for number, line in numbered_lines(self.path, self.max_line_bytes):
+            place = f"{self.path}, line {number}"
+            value = _object(line, place)
+            if value is not None:
+                yield Record(place, _name(value.get("id"), f"{self.path.name}:{number}", place), value)
 
     def _rows(self) -> Iterator[Record]:
         import datasets

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.files import publish_bytes, refuse_address
+from arrowbank.bank.files import explained, publish_bytes, refuse_address
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.targets import TargetBank, open_target_bank
@@ -48,6 +48,10 @@ def token_counts(bank: TargetBank, vocab_size: int, *, progress: Progress = SILE
         for batch in bank.shards():
             ids, _ = list_values(batch.column("input_ids"))
             mask, _ = list_values(batch.column("loss_mask"))
+            if len(ids) and int(ids.min()) < 0:
+                raise CorruptBank(
+                    f"{bank.folder}: has token id {ids.min()}. Find the shard with `arrowbank verify`; restore it."
+                )
             if len(ids) and int(ids.max()) >= vocab_size:
                 raise InputError(
                     f"{bank.folder}: has token id {ids.max()}, the target's vocabulary is {vocab_size}. Give the model's own "
@@ -97,6 +101,8 @@ def write_vocab_map(
     if size is None:
         raise InputError(f"{folder}: does not say how large the target's vocabulary is. Give --vocab-size.")
     made = vocab_map(token_counts(bank, size, progress=progress), draft_vocab)
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     publish_bytes(path, _file_bytes(made, _metadata(bank, draft_vocab, size)))
     return made
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowbank.bank.trunk import window_bytes
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES, check_limit
 from arrowbank.models import ModelConfig, describe, load_tokenizer, tokenizer_fingerprint
 from arrowbank.plan import BatchRules, Shard
 from arrowbank.shuffle import shuffled
@@ -60,6 +61,7 @@ class TrunkConfig:
     hold_all   every window is held out: for evaluation only
     tokenizer  for data that are texts; default the model's
     text_field where the text is in a line of .jsonl or a row of a saved dataset
+    max_line_bytes  a longer line of a text file is an error; it decides no row
     rules      the batches: at most so many windows and tokens a forward pass; of one window, a row's bits are its own alone
     """
 
@@ -77,8 +79,10 @@ class TrunkConfig:
     rules: BatchRules = field(default_factory=lambda: BatchRules(max_batch=1))
     max_shard_bytes: int | None = None
     budget_bytes: int | None = None
+    max_line_bytes: int = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
+        check_limit(self.max_line_bytes)
         if self.hidden not in NORMS:
             raise InputError(f"hidden is {self.hidden!r}; expected one of {', '.join(NORMS)}.")
         for name in ("window", "topk", "tokens", "chain", "max_shard_bytes"):
@@ -172,7 +176,7 @@ class TrunkPlan:
         return windows
 
     def _pack(self, data: TrunkData) -> PackedSet:
-        source = open_source(Path(data.path), self.config.text_field)
+        source = open_source(Path(data.path), self.config.text_field, self.config.max_line_bytes)
         records = Records(source, f"{data.name} ({data.path})", self.info.vocab_size, lambda: self.tokenizer)
         packed = pack(
             data.name,

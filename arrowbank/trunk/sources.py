@@ -6,7 +6,6 @@ looked at, that the shuffle brings up before the set has its tokens. A text file
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from arrowbank.bank import open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import COMPRESSIONS, MAX_LINE_BYTES, numbered_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int32]
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 TEXTS_A_CALL = 64  # texts that are tokenized together
 
 
@@ -99,9 +98,9 @@ class Records:
         return f"{self.place}, {self.source.place_of(number)}"
 
 
-def open_source(path: Path, text_field: str) -> Source:
-    """The records in `path`: a bank of ours, a saved dataset, or a .jsonl (.gz, .zst) or .txt file. InputError where it is
-    none of these."""
+def open_source(path: Path, text_field: str, max_line_bytes: int = MAX_LINE_BYTES) -> Source:
+    """The records in `path`: a bank of ours, a saved dataset, or a .jsonl (.gz, .zst) or .txt file of lines of at most
+    `max_line_bytes`. InputError where it is none of these."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. Give a token bank, a texts bank, a saved dataset, .jsonl or .txt.")
     if (path / MANIFEST).exists():
@@ -111,7 +110,7 @@ def open_source(path: Path, text_field: str) -> Source:
     kind = Path(path.name.removesuffix(path.suffix)).suffix if path.suffix in COMPRESSIONS else path.suffix
     if kind not in (".jsonl", ".txt"):
         raise InputError(f"{path}: a file whose name ends in {kind!r}; expected .jsonl or .txt (also .gz, .zst), or a folder.")
-    return FileSource(path, _json_record if kind == ".jsonl" else _plain_record, text_field)
+    return FileSource(path, _json_record if kind == ".jsonl" else _plain_record, text_field, max_line_bytes)
 
 
 class BankSource:
@@ -191,10 +190,12 @@ class FileSource:
     path: Path
     parse: Any
     text_field: str
+    max_line_bytes: int
     lines: list[tuple[int, bytes]] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lines", list(_lines(self.path)))
+        lines = numbered_lines(self.path, self.max_line_bytes)
+        object.__setattr__(self, "lines", [(number, line) for number, line in lines if line.strip()])
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -212,25 +213,6 @@ class FileSource:
         except UnicodeDecodeError as error:
             raise InputError(f"{place}, byte {error.start + 1}: not UTF-8. Write the file again.") from None
         return self.parse(text, place, self.text_field)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1 on. InputError for a file that cannot be read to its end."""
-    try:
-        with _opened(path) as file:
-            for number, line in enumerate(file, 1):
-                bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if bare.strip():
-                    yield number, bare.rstrip(b"\r\n")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: cannot be read to its end ({error}). Copy or make the file again.") from error
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    compression = COMPRESSIONS.get(path.suffix)
-    if compression is None:
-        return path.open("rb")
-    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression))
 
 
 def _plain_record(line: str, _place: str, _text_field: str) -> str:
