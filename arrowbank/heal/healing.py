@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from arrowbank.bank.files import explained, publish_bytes, publish_json, sweep_temporaries
+from arrowbank.bank.files import publish_bytes, publish_json, sweep_temporaries
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.manifest import differing_fields, plan_digest, read_json
 from arrowbank.bank.names import own_folder, refuse_links
 from arrowbank.bank.places import beside, require_separate
+from arrowbank.bank.refusals import explained, explains
 from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError, PlanMismatch
 from arrowbank.heal.config import HealConfig
@@ -53,6 +54,7 @@ class Healed:
     best_step: int
 
 
+@explains("out")
 def heal_draft(
     config: HealConfig,
     trunk_bank: str | Path,
