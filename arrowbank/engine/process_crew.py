@@ -97,7 +97,10 @@ def _serve(pipe: Connection, job: Job, number: int) -> None:
 
     def send(event: Event) -> None:
         with sending:
-            pipe.send(event)
+            try:
+                pipe.send(event)
+            except BrokenPipeError:
+                os._exit(1)  # the parent has ended the run: nobody listens any longer
 
     def write(index: int, batch: pa.RecordBatch) -> None:
         try:
