@@ -19,6 +19,7 @@ from arrowbank.bank.columns import Rows
 from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.nearest import nearest
 from arrowbank.bank.places import Named
+from arrowbank.bank.refusals import explains
 from arrowbank.corpus.scan import ScanConfig, read_keys
 from arrowbank.corpus.sources import find_sources
 from arrowbank.errors import ContractError, InputError
@@ -77,6 +78,7 @@ def inputs_of(config: AuditConfig, bank: str | Path, other: str | Path | None) -
     return [("BANK", bank), ("OTHER", other), *((f"--source {name}=", path) for name, path in files)]
 
 
+@explains("bank", "read")
 def audit(config: AuditConfig, bank: str | Path, other: str | Path | None = None, *, progress: Progress = SILENT) -> Audit:
     """Audit the splits of `config.scan`, whose texts the feature bank `bank` has; or, without them, `other` against `bank`.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST, Manifest
 from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.corpus.scan import ScanConfig, scan
 from arrowbank.corpus.scan import inputs_of as scanned
 from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
@@ -28,6 +29,7 @@ class BuildConfig:
     onto: str | None = None
 
 
+@explains("out")
 def build(
     config: BuildConfig,
     out: str | Path,

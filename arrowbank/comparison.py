@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 
 BLOCK_ROWS = 8192
@@ -27,6 +28,7 @@ class Comparison:
     largest_difference: float
 
 
+@explains("a", "read")
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare the vectors of texts that both feature banks have, in float32.
 

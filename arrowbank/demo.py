@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import explained, publish_bytes, refuse_address
+from arrowbank.bank.files import publish_bytes, refuse_address
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explained, explains
 from arrowbank.building import BuildConfig, build
 from arrowbank.corpus.scan import ScanConfig
 from arrowbank.corpus.tokenize import TokenizeConfig
@@ -149,6 +150,7 @@ def minilm() -> str:
     return str(Path(package.origin).parent / "model")
 
 
+@explains("out")
 def run(out: Path, *, episodes: int = EPISODES, progress: Progress = SILENT, say: Callable[[str], object] = print) -> Manifest:
     """Build the demo's bank in `out`, unless it is there already, and `say` what is in it; the features' manifest."""
     begin = time.monotonic()

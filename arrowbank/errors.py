@@ -8,6 +8,7 @@
     ├── CorruptBank         bytes on disk are not those that were committed
     ├── BankLocked          another process writes this bank
     ├── DiskFull            not enough room, before or during a build
+    ├── StorageError        the operating system refused to read or write: a failing disk, a lost server, a limit
     ├── BadVector           an encoder gave NaN, Inf or an all-zero vector
     ├── WorkerDied          a worker process ended without a result, more often than it may
     ├── RemoteError         the hub or a store refused, or could not be reached
@@ -18,11 +19,16 @@ Every message says what was at fault, what was found, what was expected, and wha
 
 from __future__ import annotations
 
+from arrowbank.secrets import redact
+
 
 class ArrowbankError(Exception):
     """Base of all errors that arrowbank raises on purpose. The command line prints it without a traceback."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redact(message))
 
 
 class InputError(ArrowbankError):
@@ -59,6 +65,10 @@ class BankLocked(ArrowbankError):
 
 class DiskFull(ArrowbankError):
     """There is not enough room on the disk, found before or during a build."""
+
+
+class StorageError(ArrowbankError):
+    """The operating system refused to read or write: a failing disk, a lost file server, a limit of the process."""
 
 
 class BadVector(ArrowbankError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_target_bank
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables, tokenshards
@@ -53,6 +54,7 @@ class ExportConfig:
             raise InputError(f"{self.format} has no shards of a size to choose: leave --max-shard-bytes out.")
 
 
+@explains("out")
 def export(
     config: ExportConfig, bank: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:

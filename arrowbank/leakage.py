@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from arrowbank.bank.files import explained, publish_json, refuse_address
+from arrowbank.bank.files import publish_json, refuse_address
 from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
 
 

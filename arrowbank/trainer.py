@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from arrowbank.bank.features import open_features
 from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.reader import local_folder
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.targets import TargetSample, open_target_bank
 
 Row = dict[str, torch.Tensor]
@@ -76,6 +77,7 @@ class TargetDataset(Dataset[Row]):
         self.__init__(state["_folder"], state["_expect"])  # type: ignore[misc]
 
 
+@explains("folder", "read")
 def open_targets(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetDataset:
     """Open a committed target bank for a DataLoader (with `collate_targets`); `expect` as in `open_bank`.
 

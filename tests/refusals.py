@@ -36,7 +36,7 @@ CALLS = {
     "flock": 256,
     "create": 512,
 }
-ORDERS = struct.Struct("@iiliixxxx4096s")  # struct orders of refusals.c
+ORDERS = struct.Struct("@iilii4096s")  # struct orders of refusals.c
 STATE = "ARROWBANK_REFUSALS"
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -61,11 +61,12 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """How a command ended; `hits` counts the calls that were refused."""
+    """How a command ended. `calls` counts those that the refusal looked at, `hits` those that were refused."""
 
     code: int
     out: str
     err: str
+    calls: int
     hits: int
 
 
@@ -105,12 +106,13 @@ class Machine:
         requests.write(json.dumps(order) + "\n")
         requests.flush()
         answer = answers.readline()
-        hits = ORDERS.unpack(self._orders[: ORDERS.size])[4]
+        _, _, left, _, hits, _ = ORDERS.unpack(self._orders[: ORDERS.size])
+        calls = refusal.nth - left if refusal else 0
         self.order(None)
         if not answer:
             raise RuntimeError("the process with the library in it is gone")
         out, err = (path.read_text("utf-8", "replace") for path in outputs)
-        return Ran(code=json.loads(answer), out=out, err=err, hits=hits)
+        return Ran(code=json.loads(answer), out=out, err=err, calls=calls, hits=hits)
 
     def order(self, refusal: Refusal | None) -> None:
         """Have `refusal` hold from now on, for every process with the library in it."""

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from arrowbank import open_bank
-from arrowbank.bank.remote.addresses import without_credentials
 from arrowbank.bank.verify import verify
 from arrowbank.cli import main
 from arrowbank.cli.first import interrupted, welcome
+from arrowbank.secrets import redact
 from tests import arms, banks, feature_banks
 
 
@@ -128,7 +128,7 @@ def test_an_address_to_write_to_is_no_folder(
 def test_no_password_of_an_address_is_ever_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     banks.make_texts(tmp_path / "bank")
     bank, place = str(tmp_path / "bank"), f"memory://me:s@cret@{tmp_path.name}/bank"
-    assert without_credentials(place) == f"memory://{tmp_path.name}/bank"
+    assert redact(place) == f"memory://{tmp_path.name}/bank"
     assert main(["push", bank, place]) == 0
     assert main(["pull", place, str(tmp_path / "pulled")]) == 0
     assert main(["pull", place, str(tmp_path / "pulled"), "--json"]) == 0

@@ -57,6 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterato
         texts = ("Where does Ada live?", "What does Bob do?", "Who builds boats?")
         Path("train.jsonl").write_text("".join(json.dumps({"query": text}) + "\n" for text in texts))
         Path("broken.jsonl").write_text('{"query": "a"}\n{"query": \n')
+        Path("failing.jsonl").symlink_to("/proc/self/mem")  # a file whose first page nobody can read
         Path("bad_encoder.py").write_text(BAD_ENCODER)
         Path("dying_encoder.py").write_text(DYING_ENCODER)
         dumps.make_dump(Path("dump"))

@@ -6,7 +6,6 @@ any moment leaves the old file or the new one, and at most a `.*.tmp` that the n
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -21,19 +20,13 @@ from typing import IO, Any, Literal
 import xxhash
 
 from arrowbank.bank.processes import is_left_behind, temporary_beside
-from arrowbank.errors import ArrowbankError, DiskFull, InputError
+from arrowbank.bank.refusals import existing, explained
+from arrowbank.errors import DiskFull, InputError
+from arrowbank.secrets import shows_secrets
 
 READ_BYTES = 1 << 22
 WORTH_A_THREAD = 1 << 18
 SEND_BYTES = 1 << 26
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NO_ACCESS = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EEXIST,
-}  # the last two: a file where a folder has to be
 
 # sha256 names the files of banks; xxh3_128 finds any damage to an export, several times as fast
 Hash = Literal["sha256", "xxh3_128"]
@@ -128,8 +121,13 @@ def publish_bytes(path: Path, data: bytes) -> str:
 
 
 def publish_json(path: Path, value: object) -> str:
-    """Publish `value` as indented JSON with sorted keys; its sha256."""
-    return publish_bytes(path, json_bytes(value))
+    """Publish `value` as indented JSON with sorted keys; its sha256. InputError where it holds a known secret, which would stay there."""
+    data = json_bytes(value)
+    if shows_secrets(data.decode()):
+        raise InputError(
+            f"{path}: would hold a password, token or query of an address that was given. Give that name or path without it."
+        )
+    return publish_bytes(path, data)
 
 
 def json_bytes(value: object, *, sort_keys: bool = True) -> bytes:
@@ -177,32 +175,6 @@ def digest_of(path: Path, hash: Hash) -> str:
     return str(content.hexdigest())
 
 
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals under `path` into errors that say what to do."""
-    try:
-        yield
-    except OSError as error:
-        translated = explain(error, path)
-        if translated is None:
-            raise
-        raise translated from error
-
-
-def explain(error: OSError, path: Path) -> ArrowbankError | None:
-    """The arrowbank error for what the operating system refused under `path`, or None where it has no better words."""
-    if error.errno in NO_ROOM:
-        return DiskFull(
-            f"{path}: no room left while writing ({error.strerror}). Everything finished so far is kept. "
-            "Make room and run the same command again: it goes on from here."
-        )
-    if error.errno == errno.ELOOP:
-        return InputError(f"{path}: a symbolic link, expected a file of its own: nothing was written. Remove the link.")
-    if error.errno in NO_ACCESS:
-        return InputError(f"{path}: cannot be written ({error.strerror}). Give a folder that this user may write to.")
-    return None
-
-
 def refuse_address(place: Path) -> None:
     """InputError for an address given as a place to write to: as a path it would name folders such as `s3:` here."""
     scheme = place.parts[0] if place.parts else ""
@@ -215,10 +187,7 @@ def refuse_address(place: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """The free bytes of the disk under `folder`, which need not exist yet."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(existing(folder)).free
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:

@@ -16,11 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import Hash, digest_of, explained, open_to_append, publish_json, sweep_temporaries
+from arrowbank.bank.files import Hash, digest_of, open_to_append, publish_json, sweep_temporaries
 from arrowbank.bank.locks import OWNER
 from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, readable_json
 from arrowbank.bank.names import check_names, checked_place, own_folder
+from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank
+from arrowbank.secrets import hide
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def append_log(bank: Path, event: str, **facts: object) -> None:
     """Append a line to the build.jsonl of the bank in `bank`, the file for times, hosts and rates."""
     line = json.dumps({"time": round(time.time(), 3), "host": socket.gethostname(), "event": event, **facts})
     with explained(bank / LOG), open_to_append(bank / LOG) as file:
-        file.write(f"{line}\n".encode())
+        file.write((hide(line) + "\n").encode())
 
 
 def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:

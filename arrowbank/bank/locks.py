@@ -26,8 +26,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Protocol
 
-from arrowbank.bank.files import explained
 from arrowbank.bank.processes import Process, has_ended, temporary_beside, this_process
+from arrowbank.bank.refusals import explained
 from arrowbank.errors import BankLocked
 
 HEARTBEAT_S = 20.0

@@ -19,6 +19,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import fixed_list_column, fixed_lists, list_values, nested_lists, number_column, values_of
 from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
 
@@ -209,6 +210,7 @@ def window_bytes(window: int, length: int, topk: int, hidden_size: int) -> int:
 ROW_OVERHEAD = 40  # length, index, flag, name, and the offsets of five lists
 
 
+@explains("folder", "read")
 def open_trunk(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TrunkBank:
     """Open a committed trunk bank; `expect` as in `open_bank`: {"model_fingerprint": …, "topk": 64, "window": 2048}, say.
 

@@ -26,6 +26,7 @@ from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.recounts import manifest_check
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.target_checks import target_checks
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
@@ -36,6 +37,7 @@ from arrowbank.progress import SILENT, Progress
 NORM_TOLERANCE = 2.0**-11
 
 
+@explains("folder", "read")
 def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
     """All checks of the bank in `folder`. `quick` looks at sizes and row counts only."""
     with attempt(Path(folder) / MANIFEST) as failures:

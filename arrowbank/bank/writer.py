@@ -25,7 +25,6 @@ from arrowbank.bank.files import (
     READ_BYTES,
     Hash,
     HashedFile,
-    explained,
     json_bytes,
     publish_bytes,
     publish_json,
@@ -61,6 +60,7 @@ from arrowbank.bank.manifest import (
 from arrowbank.bank.manifest_checks import PROVENANCE, check_manifest, provenance_of
 from arrowbank.bank.names import UnsafeName, refuse_links
 from arrowbank.bank.processes import temporary_beside
+from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
 
 

@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
-from arrowbank.bank.checks import reason
 from arrowbank.cli import heal, in2, join, look, make, search, share, targets, trunk
 from arrowbank.cli.first import interrupted, versions, welcome
 from arrowbank.cli.help import Verb, Verbs
 from arrowbank.errors import ArrowbankError
+from arrowbank.secrets import forgetting, hide_output, hiding_output, redact
 
 INTERNAL, INTERRUPTED = 70, 130
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -88,15 +88,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with `argv` (default: the process's own); the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _take_any_bytes()
+    if argv is None:  # the process is ours: what ends it is printed after this
+        hide_output()
+        return _run(arguments)
+    with forgetting(), hiding_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if any(":/" in word for word in arguments):
+        from arrowbank.bank.remote.addresses import know_secrets_of
+
+        for word in arguments:
+            know_secrets_of(word)
     try:
         app(arguments, prog_name="arrowbank")
     except ArrowbankError as error:
         if "--debug" in arguments:
             raise
-        from arrowbank.bank.remote.addresses import without_credentials
-
-        said = without_credentials(str(error))  # it may name an address as it was given
-        print(f"arrowbank: {said}", file=sys.stderr)
+        print(f"arrowbank: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # before Typer is there to take it
         print(interrupted(arguments), file=sys.stderr)
@@ -108,6 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # the outer net: nothing a user gives may end here, so it is a bug and says so
         if "--debug" in arguments:
             traceback.print_exception(error)
+        from arrowbank.bank.refusals import explain
+
+        if isinstance(error, OSError) and (refusal := explain(error, Path.cwd(), "used")):  # outside of any stage
+            print(f"arrowbank: {refusal}", file=sys.stderr)
+            return refusal.exit_code
         print(internal_error(arguments, error), file=sys.stderr)
         return INTERNAL
     return 0
@@ -115,14 +130,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def internal_error(arguments: Sequence[str], error: Exception) -> str:
     """What to say about an exception that nothing in arrowbank expected."""
-    from arrowbank.bank.remote.addresses import without_credentials
+    from arrowbank.bank.checks import reason
 
     verb = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in VERB_NAMES), "the command line")
     if "--debug" in arguments:
         remedy = "Report it with the traceback above."
     else:
         remedy = "Run the command again with --debug for the traceback, and report it."
-    said = without_credentials(reason(error))
+    said = redact(reason(error))
     return f"arrowbank: internal error in {verb}: {said}. This is a bug in arrowbank. {remedy}"
 
 

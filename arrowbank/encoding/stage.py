@@ -18,6 +18,7 @@ from arrowbank.bank.manifest import LOG, Manifest, ranges
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
 from arrowbank.bank.opening import open_texts_behind
 from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
 from arrowbank.encoding.drift import DriftCheck, told_since
 from arrowbank.encoding.growing import adopt, check_fits, open_old
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 CARRIED = ("sources", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
 
 
+@explains("out")
 def encode(
     config: EncodeConfig,
     tokens: str | Path,

@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 import pyarrow as pa
 
 from arrowbank.bank.checks import reason
+from arrowbank.bank.refusals import explained
 from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job, WorkerFailed
 from arrowbank.engine.here import make_and_write
 from arrowbank.errors import ArrowbankError
@@ -96,17 +97,22 @@ def _serve(pipe: Connection, job: Job, number: int) -> None:
 
     def send(event: Event) -> None:
         with sending:
-            pipe.send(event)
+            try:
+                pipe.send(event)
+            except BrokenPipeError:
+                os._exit(1)  # the parent has ended the run: nobody listens any longer
 
     def write(index: int, batch: pa.RecordBatch) -> None:
         try:
-            send(Finished(job.shards.write_shard(index, batch)))
+            with explained(job.shards.folder):
+                send(Finished(job.shards.write_shard(index, batch)))
         except ArrowbankError as error:
             send(Failed(error))
 
     try:
-        worker = job.make_worker(number)
-        make_and_write(iter(inbox.get, None), worker, write, lambda shard, units: send(Advanced(shard, units)))
+        with explained(job.shards.folder):
+            worker = job.make_worker(number)
+            make_and_write(iter(inbox.get, None), worker, write, lambda shard, units: send(Advanced(shard, units)))
     except ArrowbankError as error:
         send(Failed(error))
     except Exception as error:  # noqa: BLE001  # handed to the parent, which raises it

@@ -9,6 +9,7 @@ from typing import Any
 
 from arrowbank.bank import Receipt
 from arrowbank.bank.checks import reason
+from arrowbank.bank.refusals import explained
 from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job, Worker, WorkerFailed
 from arrowbank.errors import ArrowbankError, MissingDependency
 from arrowbank.plan import Shard
@@ -88,10 +89,11 @@ class _Maker:
 
     def make(self, shard: Shard) -> tuple[Receipt, int]:
         units: list[int] = []
-        with self._making:
-            self._worker = self._worker or self._job.make_worker(0)  # Ray shows an actor its own GPU only
-            batch = self._worker(shard, units.append)
-        return self._job.shards.write_shard(shard.index, batch), sum(units)
+        with explained(self._job.shards.folder):
+            with self._making:
+                self._worker = self._worker or self._job.make_worker(0)  # Ray shows an actor its own GPU only
+                batch = self._worker(shard, units.append)
+            return self._job.shards.write_shard(shard.index, batch), sum(units)
 
 
 _Actor: Any = ray.remote(max_restarts=0, max_task_retries=0)(_Maker)

@@ -17,11 +17,12 @@ from typing import Any
 
 from arrowbank import __version__
 from arrowbank.bank import Bank
-from arrowbank.bank.files import HashedFile, explained, publish_bytes, refuse_address
+from arrowbank.bank.files import HashedFile, publish_bytes, refuse_address
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json
 from arrowbank.bank.names import own_folder
+from arrowbank.bank.refusals import explained
 from arrowbank.bank.writer import ShardWriter
 from arrowbank.errors import InputError, PlanMismatch
 from arrowbank.formats.sidecar import ENTRY, PLACES, SIDECAR, About, Sidecar, sealed, sidecar_bytes, xxh3_128

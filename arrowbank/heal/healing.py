@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from arrowbank.bank.files import explained, publish_bytes, publish_json, refuse_address, sweep_temporaries
+from arrowbank.bank.files import publish_bytes, publish_json, refuse_address, sweep_temporaries
 from arrowbank.bank.found import in_words, visible
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, differing_fields, plan_digest, readable_json
 from arrowbank.bank.manifest import STATE as COMMIT
 from arrowbank.bank.names import own_folder, refuse_links
 from arrowbank.bank.places import beside, require_separate
+from arrowbank.bank.refusals import explained, explains
 from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError, PlanMismatch
 from arrowbank.heal.config import HealConfig
@@ -55,6 +56,7 @@ class Healed:
     best_step: int
 
 
+@explains("out")
 def heal_draft(
     config: HealConfig,
     trunk_bank: str | Path,

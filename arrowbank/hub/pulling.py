@@ -6,12 +6,14 @@ from pathlib import Path
 
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import parse_address
 from arrowbank.bank.remote.fetching import fetch_bank
 from arrowbank.bank.remote.opening import store_of
 from arrowbank.progress import SILENT, Progress
 
 
+@explains("folder")
 def pull(repo: str, folder: str | Path, *, revision: str | None = None, progress: Progress = SILENT) -> Manifest:
     """Bring the bank at `repo` (OWNER/NAME on the hub, or an address) into `folder`; its manifest.
 

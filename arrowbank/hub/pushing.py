@@ -20,7 +20,8 @@ from arrowbank.bank.checks import Check
 from arrowbank.bank.manifest import CARD, JOURNAL, LOG, MANIFEST, STATE
 from arrowbank.bank.names import name_fault
 from arrowbank.bank.places import require_separate
-from arrowbank.bank.remote.addresses import Address, parse_address
+from arrowbank.bank.refusals import explains
+from arrowbank.bank.remote.addresses import WEB, Address, parse_address
 from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, read_remote_manifest, wrong_file
 from arrowbank.bank.remote.stores import Stored, side_by_side
 from arrowbank.bank.verify import verify
@@ -49,6 +50,7 @@ class PushConfig:
             raise InputError(f"--license {self.license!r}: expected an identifier, as in apache-2.0 or cc-by-4.0.")
 
 
+@explains("bank", "read")
 def push(bank: str | Path, repo: str, config: PushConfig | None = None, *, progress: Progress = SILENT) -> dict[str, Any]:
     """Bring the committed bank in the folder `bank` to `repo` (OWNER/NAME of a dataset repository, or an address); what was done.
 
@@ -91,6 +93,10 @@ def _place(address: Address, config: PushConfig) -> Place:
         from arrowbank.hub.hub_place import HubPlace
 
         return HubPlace(address)
+    if address.scheme in WEB:
+        raise InputError(
+            f"{address.shown}: a web address can be read only. Push to the store behind it, as in s3://bucket/prefix."
+        )
     from arrowbank.hub.object_place import ObjectPlace
 
     return ObjectPlace(address, read_back=config.read_back)

@@ -15,6 +15,7 @@ from arrowbank.bank import open_bank
 from arrowbank.bank.files import publishing, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_fillers
@@ -30,6 +31,7 @@ METHOD = 1  # raise it when the same options would give other bytes
 WORTH_A_PROCESS = 16  # Arrow shards: below that, starting a process takes longer than it saves
 
 
+@explains("out")
 def build_in2(
     config: In2Config,
     fillers: Sequence[str | Path],

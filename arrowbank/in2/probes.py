@@ -23,6 +23,7 @@ from arrowbank.bank.columns import fixed_list_column, number_column, string_colu
 from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.in2.building import filler_paths
 from arrowbank.in2.config import DTYPES, PAD_TAIL, check_vocab
@@ -131,6 +132,7 @@ class _Block:
     null_position: float
 
 
+@explains("out")
 def build_probes(
     config: ProbesConfig,
     fillers: Sequence[str | Path],

@@ -20,6 +20,7 @@ from arrowbank.bank.columns import fixed_lists, values_of
 from arrowbank.bank.files import json_bytes
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.in2.probes import KIND
@@ -63,6 +64,7 @@ class Scores:
     folder: Path
 
 
+@explains("out")
 def score_probes(
     config: ScoreConfig, probes: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Scores:

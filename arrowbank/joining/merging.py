@@ -16,6 +16,7 @@ from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.keys import KEY_FILE
 from arrowbank.bank.manifest import Manifest, differing_fields, joint_sha256
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.errors import ContractError, InputError
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
 from arrowbank.joining.pieces import write_pieces
@@ -45,6 +46,7 @@ AGREE = {
 FIRST = ("model_path", "tokenizer")  # may be spelled in another way where the fingerprints agree: the first bank's word counts
 
 
+@explains("out")
 def merge_banks(
     banks: Sequence[str | Path], out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Manifest:

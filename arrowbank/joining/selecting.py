@@ -17,6 +17,7 @@ from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.opening import open_texts_behind
 from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.joining.conditions import Condition, Table, parse_condition
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
@@ -52,6 +53,7 @@ class SelectConfig:
         return [parse_condition(condition) for condition in self.where]
 
 
+@explains("out")
 def select_rows(
     config: SelectConfig,
     bank: str | Path,

@@ -15,6 +15,7 @@ from typing import Any
 from arrowbank.bank.manifest import json_in
 from arrowbank.bank.names import UnsafeName, checked_place
 from arrowbank.errors import InputError
+from arrowbank.secrets import know_hub_token
 
 WEIGHTS = ".safetensors"
 SINGLE = "model.safetensors"
@@ -103,6 +104,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def _snapshot(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
+    know_hub_token()
     # HTTPError is the base class of whichever HTTP client the Hub's library uses; its own are OSErrors and ValueErrors.
     expected = (OSError, ValueError, errors.HTTPError)  # type: ignore[attr-defined]
     try:

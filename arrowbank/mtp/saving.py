@@ -19,18 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from arrowbank.bank.files import (
-    explained,
-    json_bytes,
-    publish_bytes,
-    publishing,
-    require_space,
-    sweep_temporaries,
-    sync_folder,
-)
+from arrowbank.bank.files import json_bytes, publish_bytes, publishing, require_space, sweep_temporaries, sync_folder
 from arrowbank.bank.names import place_fault
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.processes import temporary_beside
+from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, SafetensorsFile
 from arrowbank.models.source import INDEX, SINGLE, read_json

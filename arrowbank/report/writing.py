@@ -9,11 +9,12 @@ from typing import Any
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check, attempt
-from arrowbank.bank.files import explained, human_bytes, publish_bytes, refuse_address
+from arrowbank.bank.files import human_bytes, publish_bytes, refuse_address
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.reader import Bank
+from arrowbank.bank.refusals import explained, explains
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.errors import InputError
@@ -32,6 +33,7 @@ from arrowbank.report.scales import plural
 from arrowbank.report.section import Section, Story, code_block, facts_list, paragraph, plots
 from arrowbank.report.subject import IN2, Subject, open_subject
 from arrowbank.report.vectors import tell_texts
+from arrowbank.secrets import hide
 
 MAX_POINTS, MAX_NEIGHBOURS = 5000, 20  # so that a page stays one that opens on a phone
 WORDS = {
@@ -78,6 +80,7 @@ class ReportConfig:
             raise InputError(f"neighbours is {self.neighbours}, it must be 1 to {MAX_NEIGHBOURS}.")
 
 
+@explains("out")
 def write_report(
     config: ReportConfig, banks: Sequence[str | Path], out: str | Path, *, progress: Progress = SILENT
 ) -> list[Check]:
@@ -120,15 +123,14 @@ def write_report(
     )
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    publish_bytes(out, page.html())
+    publish_bytes(out, hide(page.html().decode()).encode())
     return [*checks, *(check for proof in proofs.values() for check in proof.checks)]
 
 
 def _told(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
     """`_story`; where the bank holds something that cannot be shown, a page that says so, with a failed check."""
-    if (
-        not subject.banks
-    ):  # an OUT.heal is read here for the first time: what is wrong with it is an error, as opening a bank is
+    # an OUT.heal is read here for the first time: what is wrong with it is an error, as opening a bank is
+    if not subject.banks:
         return _story(subject, config, progress)
     with attempt(subject.folder) as failures:
         return _story(subject, config, progress)

@@ -16,6 +16,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.target_shards import SHARD_BYTES, target_shards
 from arrowbank.bank.targets import CODECS, KIND, SPANS, TargetFacts, manifest_of, needed_positions
 from arrowbank.errors import InputError
@@ -207,6 +208,7 @@ class CapturePlan:
         return [self.facts.sample_bytes(int(tokens), int(kept)) for tokens, kept in zip(rows.lengths, hidden, strict=True)]
 
 
+@explains("out")
 def capture(
     config: CaptureConfig,
     out: str | Path,

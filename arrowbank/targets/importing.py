@@ -19,6 +19,7 @@ from arrowbank.bank.floats import all_finite
 from arrowbank.bank.manifest import Manifest, shard_name
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.promised import write_promised
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.target_shards import SHARD_BYTES, ShardSource, nonfinite_values, target_shards
 from arrowbank.bank.targets import (
     CODECS,
@@ -210,6 +211,7 @@ def estimate_import(
     )
 
 
+@explains("out")
 def import_targets(
     config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Manifest:
@@ -257,6 +259,7 @@ def _write_shard(bank: BankWriter, source: ShardSource, shard: Shard) -> None:
     bank.accept(receipt)
 
 
+@explains("out")
 def import_to_deepspec(
     config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:

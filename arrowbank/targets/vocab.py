@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.files import explained, publish_bytes, refuse_address
+from arrowbank.bank.files import publish_bytes, refuse_address
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explained
 from arrowbank.bank.targets import TargetBank, open_target_bank
 from arrowbank.errors import ContractError, CorruptBank, InputError
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors

@@ -17,6 +17,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, human_bytes, publishing, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.trunk import KIND
 from arrowbank.errors import DiskFull, InputError
 from arrowbank.models import local_model
@@ -27,6 +28,7 @@ from arrowbank.trunk.planning import FILES_OVERHEAD, SHARD_OVERHEAD, TrunkConfig
 from arrowbank.trunk.tapping import build_taps, taps_bytes, taps_folder
 
 
+@explains("out")
 def build_trunk(
     config: TrunkConfig,
     out: str | Path,

@@ -11,9 +11,9 @@ import os
 import re
 from pathlib import Path
 
-from arrowbank.bank.files import explained
 from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import MANIFEST, STATE
+from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.addresses import Address, parse_address
 from arrowbank.bank.remote.fetching import fetch_bank, parsed_manifest, read_remote_manifest
 from arrowbank.bank.remote.opening import store_of

@@ -15,7 +15,6 @@ from threading import Lock
 from typing import Any
 
 from arrowbank.bank.files import (
-    explained,
     publish_bytes,
     publish_json,
     refuse_address,
@@ -43,6 +42,7 @@ from arrowbank.bank.manifest import (
     shard_name,
 )
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
+from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Phase, Progress
@@ -89,10 +89,8 @@ def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
 
 def _read_json_of(store: Store, name: str, there: Mapping[str, Stored]) -> bytes:
     """The bytes of a JSON file at the place. CorruptBank where it lists more than such a file may have."""
-    if there[name].size > MAX_JSON_BYTES:
-        raise CorruptBank(
-            f"{store.shown}/{name}: {there[name].size:,} bytes, expected at most {MAX_JSON_BYTES:,}. Push the bank again."
-        )
+    if (size := there[name].size or 0) > MAX_JSON_BYTES:  # a listing may have no sizes
+        raise CorruptBank(f"{store.shown}/{name}: {size:,} bytes, expected at most {MAX_JSON_BYTES:,}. Push the bank again.")
     return store.read(name)
 
 
@@ -116,14 +114,15 @@ def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]
         )
     for entry in manifest["files"]:
         found = there.get(entry["name"])
-        if found is None or found.size != entry["bytes"] or found.sha256 not in (None, entry["sha256"]):
+        if found is None or found.size not in (None, entry["bytes"]) or found.sha256 not in (None, entry["sha256"]):
             raise wrong_file(store.shown, entry, found)
 
 
 def wrong_file(shown: str, entry: Mapping[str, Any], found: Stored | None) -> CorruptBank:
     """The error for a file that lies there otherwise than the manifest says."""
     says = f"{entry['bytes']:,} bytes of sha256 {entry['sha256'][:12]}…"
-    has = "it is missing" if found is None else f"{found.size:,} bytes of {_named(found)}"
+    size = "no size" if found is None or found.size is None else f"{found.size:,} bytes"
+    has = "it is missing" if found is None else f"{size} of {_named(found)}"
     return CorruptBank(
         f"{shown}/{entry['name']}: {has}, the manifest says {says}. Push the bank again: what is right there is not sent again."
     )
@@ -225,7 +224,7 @@ def _is_right(folder: Path, entry: Mapping[str, Any]) -> bool:
 def _fetch_extras(store: Store, folder: Path, there: Mapping[str, Stored]) -> None:
     """Card and plot, where they are not here already."""
     for name in EXTRAS:
-        if name in there and there[name].size <= EXTRA_BYTES and not (folder / name).exists():
+        if name in there and (there[name].size or 0) <= EXTRA_BYTES and not (folder / name).exists():
             publish_bytes(folder / name, store.read(name))
 
 

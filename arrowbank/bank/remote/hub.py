@@ -1,7 +1,6 @@
 """A dataset repository on the Hugging Face Hub, read through its own client: token, cache of chunks and xet are the client's business.
 
-The token comes from where the client looks for it (HF_TOKEN, the login's file). It is never an argument here and is taken out of
-every message.
+The token comes from where the client looks for it (HF_TOKEN, the login's file). It is never an argument here.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arrowbank.bank.files import explain
+from arrowbank.bank.refusals import explain
 from arrowbank.bank.remote.addresses import Address
 from arrowbank.bank.remote.stores import Report, Stored
 from arrowbank.errors import ArrowbankError, InputError, RemoteError
+from arrowbank.secrets import know_hub_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -32,6 +32,7 @@ class HubStore:
     def __init__(self, address: Address) -> None:
         from huggingface_hub import HfApi
 
+        know_hub_token()
         self.address = address
         self.repo = address.repo
         self.api: HfApi = HfApi(library_name="arrowbank")
@@ -147,8 +148,5 @@ def _told(error: BaseException, shown: str) -> ArrowbankError:
 
 
 def _first_line(error: BaseException) -> str:
-    from huggingface_hub import get_token
-
     line = next((part.strip() for part in str(error).splitlines() if part.strip()), type(error).__name__)
-    token = get_token()
-    return (line.replace(token, "***") if token else line).rstrip(".")
+    return line.rstrip(".")

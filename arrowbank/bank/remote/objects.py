@@ -1,23 +1,29 @@
 """A folder under any fsspec address: S3, Google's and Azure's stores, memory, a shared disk.
 
-Credentials and endpoints come from where each filesystem looks for them (for S3: AWS_* and its config files).
+Credentials and endpoints come from where each filesystem looks for them (for S3: AWS_* and its config files). A user and password in the
+address come first. They go to the filesystem as its options, never in a name.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arrowbank.bank.files import explained
-from arrowbank.bank.remote.addresses import Address, without_credentials
+from arrowbank.bank.refusals import explained
+from arrowbank.bank.remote.addresses import ELSEWHERE, WEB, Address
 from arrowbank.bank.remote.stores import Report, Stored
 from arrowbank.errors import InputError, MissingDependency, RemoteError
 
 BLOCK = 1 << 25
 EXTRAS = {"s3": "arrowbank[s3]", "s3a": "arrowbank[s3]"}
+LOGINS = {  # what filesystems call user and password
+    **dict.fromkeys(("s3", "s3a"), ("key", "secret")),
+    **dict.fromkeys(("ftp", "sftp", "ssh", "smb", "webdav", "webdavs", "hdfs"), ("username", "password")),
+}
 
 
 class ObjectStore:
@@ -68,19 +74,35 @@ def _filesystem(address: Address) -> tuple[Any, str]:
     """fsspec's filesystem and the folder's path in it."""
     from fsspec.core import url_to_fs
 
-    scheme = address.url.partition("://")[0]
     try:
+        options = _options(address)
         with object_errors(address.shown):  # some connect right here
-            fs, root = url_to_fs(address.url)
+            fs, root = url_to_fs(address.url, **options)
     except ImportError as error:
-        what = EXTRAS.get(scheme)
+        what = EXTRAS.get(address.scheme)
         install = f"pip install '{what}'" if what else "Install the package that it names"
         raise MissingDependency(f"{address.shown}: needs a package that is not installed ({error}). {install}.") from None
     except ValueError as error:
-        raise InputError(
-            f"{address.shown}: {without_credentials(str(error))}. Give an address as in s3://bucket/prefix."
-        ) from None
+        raise InputError(f"{address.shown}: {error}. Give an address as in s3://bucket/prefix.") from None
     return fs, root.rstrip("/")
+
+
+def _options(address: Address) -> dict[str, Any]:
+    """The user and password of an address under the names that its filesystem has for them."""
+    if address.login.reveal() is None:
+        return {}
+    user, password = address.login.reveal()
+    if address.scheme in WEB:
+        from aiohttp import BasicAuth
+
+        return {"client_kwargs": {"auth": BasicAuth(user, password, "utf-8")}}
+    if address.scheme == "memory":  # it has no users
+        return {}
+    if (names := LOGINS.get(address.scheme)) is None:
+        raise InputError(f"{address.shown}: {address.scheme} addresses take no user and password: {ELSEWHERE}")
+    if not (user and password) and address.scheme in EXTRAS:
+        raise InputError(f"{address.shown}: its address has a user or a password, and not both. Give both, or neither.")
+    return {name: value for name, value in zip(names, (user, password), strict=True) if value}
 
 
 @contextmanager
@@ -89,13 +111,13 @@ def object_errors(shown: str) -> Iterator[None]:
     try:
         yield
     except _refusals() as error:
-        said = without_credentials(str(error))
         raise RemoteError(
-            f"{shown}: {type(error).__name__}: {said}. What is finished is kept: the same command goes on from there."
+            f"{shown}: {type(error).__name__}: {error}. What is finished is kept: the same command goes on from there."
         ) from None
 
 
 def _refusals() -> tuple[type[BaseException], ...]:
-    """What filesystems raise for refusals: OSError; and the client's own class of errors where S3's is loaded."""
-    client = sys.modules.get("botocore.exceptions")
-    return (OSError,) if client is None else (OSError, client.BotoCoreError, client.ClientError)
+    """What filesystems raise for refusals: OSError, TimeoutError, and their clients' own classes where these are loaded."""
+    own = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
+    loaded = [getattr(sys.modules[name], kind) for name, kinds in own.items() if name in sys.modules for kind in kinds]
+    return (OSError, asyncio.TimeoutError, *loaded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arrowbank.bank.remote.addresses import Address
+from arrowbank.bank.remote.addresses import WEB, Address
 from arrowbank.bank.remote.stores import Store
 
 
@@ -12,6 +12,10 @@ def store_of(address: Address) -> Store:
         from arrowbank.bank.remote.hub import HubStore
 
         return HubStore(address)
+    if address.scheme in WEB:
+        from arrowbank.bank.remote.web import WebStore
+
+        return WebStore(address)
     from arrowbank.bank.remote.objects import ObjectStore
 
     return ObjectStore(address)

@@ -17,12 +17,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A file as the place lists it: its bytes, and the hash that the place vouches for, where it has one.
+    """A file as the place lists it: its bytes (None where it does not say), and the hash that it vouches for, where it has one.
 
     `sha256` is of the contents, `blob` is git's name of them (sha1 of "blob SIZE\\0" and the contents); both in hexadecimal.
     """
 
-    size: int
+    size: int | None
     sha256: str | None = None
     blob: str | None = None
 

@@ -1,0 +1,126 @@
+"""What the operating system refuses, as errors that say what to do: full and failing disks, lost file servers, limits.
+
+`explained` is for a block that writes or reads a file, `explains` for a whole stage with its threads and workers.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from arrowbank.errors import ArrowbankError, DiskFull, InputError, StorageError
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ACCESS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+}  # the last ones: a file for a folder, or the reverse
+NO_NAME = {errno.ENAMETOOLONG, errno.EILSEQ}
+FAULTS = {
+    errno.EINVAL,
+    errno.EBADF,
+    errno.EFAULT,
+    errno.EPIPE,
+}  # of a program, or a reader that has gone: nothing to do about a file
+AGAIN = "What is finished is kept: run the same command again, and it resumes."
+REMEDIES = {
+    errno.EROFS: "The file system is read-only; it becomes so when its disk fails. Make it writable again, or give another folder.",
+    errno.EIO: "The disk, or the server that holds it, fails. Look at the system's log (dmesg).",
+    errno.ESTALE: "The file server no longer knows this file or folder. Mount it again.",
+    errno.ENOENT: "It was removed, or its disk was unmounted, while the command was running. Restore it.",
+    errno.EMFILE: "This process has as many files open as it may have. Raise the limit (ulimit -n).",
+    errno.ENFILE: "The system has as many files open as it may have. End other programs.",
+    errno.EAGAIN: "The system has no process, thread or lock left for this user. Give fewer workers, or raise the limit (ulimit -u).",
+    errno.ENOMEM: "The system has no memory left. Give fewer workers or smaller batches.",
+    errno.ENOLCK: "The file server gives no lock. Look at its lock service.",
+}
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextmanager
+def explained(path: Path, doing: str = "written") -> Iterator[None]:
+    """Turn the operating system's refusals under `path` into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        translated = explain(error, path, doing)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def explains(place: str, doing: str = "written") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a stage: `explained` for all that it does, in its threads and workers too. `place` is the argument with its folder."""
+
+    def decorate(stage: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(stage)
+
+        @functools.wraps(stage)
+        def explained_stage(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return stage(*args, **kwargs)
+            except OSError as error:
+                translated = explain(error, Path(str(signature.bind(*args, **kwargs).arguments[place])), doing)
+                if translated is None:
+                    raise
+                raise translated from error
+
+        return explained_stage
+
+    return decorate
+
+
+def explain(error: OSError, path: Path, doing: str = "written") -> ArrowbankError | None:
+    """The error for what the operating system refused under `path`, or for the file that it names itself.
+
+    None for what is not the operating system's (no errno), not about a file (the network), or a fault of a program.
+    """
+    number = error.errno
+    own = type(error).__module__ != "builtins"  # a library's own kind, such as ssl's, has numbers of its own
+    if number is None or own or number in FAULTS or isinstance(error, ConnectionError | TimeoutError):
+        return None
+    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
+    if named != path and path not in named.parents and named not in path.parents:
+        path, doing = named, "used"
+    refused = f"{path}: cannot be {doing} ({os.strerror(number)})."
+    if number in NO_ROOM:
+        return DiskFull(f"{refused} {_what_is_short(number, path)} Make room. {AGAIN}")
+    if number in NO_ACCESS:
+        remedy = "Give a folder that this user may write to." if doing == "written" else "Give one that this user may read."
+        return InputError(f"{refused} {remedy}")
+    if number == errno.ELOOP:
+        return InputError(f"{refused} Where a file or folder of its own is expected there is a symbolic link. Remove the link.")
+    if number in NO_NAME:
+        return InputError(f"{refused} Give a shorter or another name.")
+    return StorageError(f"{refused} {REMEDIES.get(number, 'Look at the disk or the server that holds it.')} {AGAIN}")
+
+
+def _what_is_short(number: int, path: Path) -> str:
+    """Room has several forms: bytes, inodes, the user's share, the size of one file."""
+    if number == errno.EFBIG:
+        return "The file is larger than the file system, or a limit of this process (ulimit -f), allows."
+    if number == errno.EDQUOT:
+        return "This user's quota of bytes or files is used up."
+    with suppress(OSError):
+        room = os.statvfs(existing(path))
+        if room.f_files and not room.f_favail:
+            return "The file system has no inode left for another file."
+    return "The disk is full."
+
+
+def existing(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    return there
