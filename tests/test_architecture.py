@@ -41,7 +41,7 @@ LAYERS: dict[str, float] = {
 }
 STAGE = 3
 # the two places that catch everything: an exception inside a check becomes that check's FAIL line; the outer net of the command line
-BROAD = {"bank/checks.py": "attempt", "cli/__init__.py": "main"}
+BROAD = {"bank/checks.py": "attempt", "cli/__init__.py": "_run"}
 FRIENDS = {("bank", "plan"), ("__main__", "")}  # same layer, and one way only
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "matplotlib", "pyarrow", "numpy", "typer", "rich")

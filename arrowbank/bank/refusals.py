@@ -94,7 +94,10 @@ def explain(error: OSError, path: Path, doing: str = "written") -> ArrowbankErro
         path, doing = named, "used"
     refused = f"{path}: cannot be {doing} ({os.strerror(number)})."
     if number in NO_ROOM:
-        return DiskFull(f"{refused} {_what_is_short(number, path)} Make room. {AGAIN}")
+        return DiskFull(
+            f"{path}: no room left while writing ({os.strerror(number)}). {_what_is_short(number, path)} What is finished is kept. "
+            "Make room and run the same command again: it resumes."
+        )
     if number in NO_ACCESS:
         remedy = "Give a folder that this user may write to." if doing == "written" else "Give one that this user may read."
         return InputError(f"{refused} {remedy}")
