@@ -7,6 +7,7 @@ any moment leaves the old file or the new one, and at most a `.*.tmp` that the n
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -130,6 +131,13 @@ def publish_bytes(path: Path, data: bytes) -> str:
 def publish_json(path: Path, value: object) -> str:
     """Publish `value` as indented JSON with sorted keys; its sha256."""
     return publish_bytes(path, json_bytes(value))
+
+
+def publish_alone(path: Path, data: bytes) -> None:
+    """Publish a file that belongs to no bank, such as a page: nobody else removes what killed runs left of it."""
+    with explained(path):
+        sweep_temporaries(path.parent, f"{glob.escape(path.name)}.*")
+    publish_bytes(path, data)
 
 
 def json_bytes(value: object, *, sort_keys: bool = True) -> bytes:

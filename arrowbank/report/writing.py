@@ -9,7 +9,7 @@ from typing import Any
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check, attempt
-from arrowbank.bank.files import explained, human_bytes, publish_bytes, refuse_address
+from arrowbank.bank.files import explained, human_bytes, publish_alone, refuse_address
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.places import require_separate
@@ -120,7 +120,7 @@ def write_report(
     )
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    publish_bytes(out, page.html())
+    publish_alone(out, page.html())
     return [*checks, *(check for proof in proofs.values() for check in proof.checks)]
 
 

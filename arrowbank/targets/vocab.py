@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.files import publish_bytes, refuse_address
+from arrowbank.bank.files import publish_alone, refuse_address
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.targets import TargetBank, open_target_bank
@@ -97,7 +97,7 @@ def write_vocab_map(
     if size is None:
         raise InputError(f"{folder}: does not say how large the target's vocabulary is. Give --vocab-size.")
     made = vocab_map(token_counts(bank, size, progress=progress), draft_vocab)
-    publish_bytes(path, _file_bytes(made, _metadata(bank, draft_vocab, size)))
+    publish_alone(path, _file_bytes(made, _metadata(bank, draft_vocab, size)))
     return made
 
 
