@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from arrowbank.bank.files import publish_json, refuse_address
+from arrowbank.bank.files import json_bytes, publish_alone, refuse_address
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
@@ -76,7 +76,7 @@ def audit_file(path: str | Path, inputs: Iterable[Named] = ()) -> Path:
 
 def write_audit(audit: Audit, path: str | Path) -> None:
     """Publish `audit` as JSON. InputError, DiskFull."""
-    publish_json(audit_file(path), asdict(audit))
+    publish_alone(audit_file(path), json_bytes(asdict(audit)))
 
 
 def read_audit(path: str | Path) -> Audit:

@@ -8,10 +8,15 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
+from arrowbank.cli import main
+from tests.feature_banks import save_features
+from tests.kill import cli, kill_at
 from tests.soak.children import Child, run_many, wrong_with
 from tests.soak.tally import Tally, Try, load
+from tests.target_banks import make_target_bank
 
 
 def crash() -> int:
@@ -74,3 +79,24 @@ def test_figures_add_up_over_runs(tmp_path: Path) -> None:
     total = load(state)
     assert (total.total("kills: "), total.failed["kills: a worker"], len(total.failures)) == (20, 2, 2)
     assert "| kills: a worker | 20 | 2 |" in total.table()
+
+
+@pytest.mark.parametrize(
+    "line", ["report bank --points 0 --out {}", "audit bank bank --out {}", "targets vocab targets --draft-vocab 9 --out {}"]
+)
+def test_what_a_killed_run_leaves_of_a_single_file_goes(tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_features(tmp_path / "bank", np.eye(4, 8, dtype=np.float16))
+    make_target_bank(tmp_path / "targets", vocab_size=50)
+    out = tmp_path / "out" / "page.html"
+    out.parent.mkdir()
+    argv = line.format(out).split()
+    assert kill_at(3, in_folder, tmp_path, *argv).killed  # before what was written becomes the file
+    assert [path.suffix for path in out.parent.iterdir()] == [".tmp"]
+    assert main(argv) == 0
+    assert list(out.parent.iterdir()) == [out]
+
+
+def in_folder(folder: Path, *argv: str) -> None:
+    os.chdir(folder)
+    cli(*argv)

@@ -6,6 +6,7 @@ any moment leaves the old file or the new one, and at most a `.*.tmp` that the n
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -128,6 +129,13 @@ def publish_json(path: Path, value: object) -> str:
             f"{path}: would hold a password, token or query of an address that was given. Give that name or path without it."
         )
     return publish_bytes(path, data)
+
+
+def publish_alone(path: Path, data: bytes) -> None:
+    """Publish a file that belongs to no bank, such as a page: nobody else removes what killed runs left of it."""
+    with explained(path):
+        sweep_temporaries(path.parent, f"{glob.escape(path.name)}.*")
+    publish_bytes(path, data)
 
 
 def json_bytes(value: object, *, sort_keys: bool = True) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check, attempt
-from arrowbank.bank.files import human_bytes, publish_bytes, refuse_address
+from arrowbank.bank.files import human_bytes, publish_alone, refuse_address
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.places import require_separate
@@ -123,7 +123,7 @@ def write_report(
     )
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    publish_bytes(out, hide(page.html().decode()).encode())
+    publish_alone(out, hide(page.html().decode()).encode())
     return [*checks, *(check for proof in proofs.values() for check in proof.checks)]
 
 

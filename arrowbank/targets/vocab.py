@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.files import publish_bytes, refuse_address
+from arrowbank.bank.files import publish_alone, refuse_address
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explained
@@ -104,7 +104,7 @@ def write_vocab_map(
     made = vocab_map(token_counts(bank, size, progress=progress), draft_vocab)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    publish_bytes(path, _file_bytes(made, _metadata(bank, draft_vocab, size)))
+    publish_alone(path, _file_bytes(made, _metadata(bank, draft_vocab, size)))
     return made
 
 
