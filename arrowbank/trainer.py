@@ -17,6 +17,7 @@ from arrowbank.bank.features import open_features
 from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.reader import local_folder
 from arrowbank.bank.targets import TargetSample, open_target_bank
+from arrowbank.settings import checked
 
 Row = dict[str, torch.Tensor]
 IGNORED = -1  # the position of a padded hidden state
@@ -76,6 +77,7 @@ class TargetDataset(Dataset[Row]):
         self.__init__(state["_folder"], state["_expect"])  # type: ignore[misc]
 
 
+@checked
 def open_targets(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetDataset:
     """Open a committed target bank for a DataLoader (with `collate_targets`); `expect` as in `open_bank`.
 

@@ -10,10 +10,12 @@ from arrowbank.bank import features, targets, trunk
 from arrowbank.bank.reader import Bank, local_folder, open_committed
 from arrowbank.errors import InputError
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank, trunk.KIND: trunk.TrunkBank}
 
 
+@checked
 def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None, *, progress: Progress = SILENT) -> Bank:
     """Open a committed bank: a FeatureBank where it holds features, a TargetBank where it holds hidden states,
     a TrunkBank where it holds windows of a trunk. `folder` may be an address (`hf://datasets/org/name@revision`, `s3://…`): the

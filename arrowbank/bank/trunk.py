@@ -21,6 +21,7 @@ from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
+from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     import torch
@@ -209,6 +210,7 @@ def window_bytes(window: int, length: int, topk: int, hidden_size: int) -> int:
 ROW_OVERHEAD = 40  # length, index, flag, name, and the offsets of five lists
 
 
+@checked
 def open_trunk(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TrunkBank:
     """Open a committed trunk bank; `expect` as in `open_bank`: {"model_fingerprint": …, "topk": 64, "window": 2048}, say.
 

@@ -69,7 +69,9 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
         if is_text(kind):
             return binary
     if pa.types.is_struct(kind):
-        return pa.struct([kind.field(number).with_type(_as_bytes(kind.field(number).type)) for number in range(kind.num_fields)])
+        return pa.struct(
+            [kind.field(number).with_type(_as_bytes(kind.field(number).type)) for number in range(kind.num_fields)]
+        )
     for is_list, list_of in _LISTS:
         if is_list(kind):
             return list_of(kind.value_field.with_type(_as_bytes(kind.value_type)))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from arrowbank.corpus.children import bound_children
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.plan import SHARD_ROWS, Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Place, Settings, checked
 
 if TYPE_CHECKING:
     import datasets
@@ -44,36 +45,31 @@ BATCH_ROWS = 1000
 ROWS_WORTH_A_PROCESS = 2000
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 NO_TOKENS = [0]  # stands for a text that gives none
-CARRIED = ("sources", "kinds", "text_count")
+CARRIED = ("sources", "fields", "kinds", "text_count")
 
 BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
 RESULT_SCHEMA = pa.unify_schemas([BANK_SCHEMA, pa.schema({"truncated": pa.bool_(), "empty": pa.bool_()})])
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeConfig:
+class TokenizeConfig(Settings):
     """How texts become tokens. `tokenizer` is a folder or a name that transformers knows; it must be a fast one.
 
     `max_tokens` counts special tokens, where `special_tokens` asks for them. `prompt` goes before every text. `on_long` is what
     happens to a text of more tokens: "truncate" (on the tokenizer's own side, counted) or "error".
     """
 
-    tokenizer: str
-    max_tokens: int = 256
+    tokenizer: Place
+    max_tokens: Count = 256
     special_tokens: bool = False
-    on_long: str = "truncate"
+    on_long: Literal["truncate", "error"] = "truncate"
     prompt: str = ""
     trust_remote_code: bool = False
-    shard_rows: int = SHARD_ROWS
+    shard_rows: Annotated[Count, Flag("")] = SHARD_ROWS
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.tokenizer:
             raise InputError("tokenizer is empty. Give a model folder or name.")
-        if self.on_long not in ("truncate", "error"):
-            raise InputError(f"on_long is {self.on_long!r}, it must be 'truncate' or 'error'.")
-        for name in ("max_tokens", "shard_rows"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1.")
 
     @property
     def rows_a_shard(self) -> int:
@@ -110,12 +106,13 @@ class Batches:
         return pa.Table.from_arrays([column, pa.array(lengths), pa.array(truncated), pa.array(empty)], schema=RESULT_SCHEMA)
 
 
+@checked
 def tokenize(
     config: TokenizeConfig,
     texts: str | Path,
     out: str | Path,
     *,
-    num_proc: int | None = None,
+    num_proc: Count | None = None,
     restart: bool = False,
     progress: Progress = SILENT,
 ) -> Manifest:
@@ -124,8 +121,6 @@ def tokenize(
     Goes on where an earlier run of the same recipe stopped. Raises InputError (a tokenizer that is not fast; a text that is too
     long, under `on_long="error"`), CorruptBank (the texts), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
-    if num_proc is not None and num_proc < 1:
-        raise InputError(f"num_proc is {num_proc}, it must be at least 1.")
     source = open_bank(texts)
     require_separate([("--out", out)], [("TEXTS", source), ("--tokenizer", models.local_model(config.tokenizer))])
     if "text" not in source.columns:

@@ -17,6 +17,7 @@ from arrowbank.encoding.shards import text_bytes
 from arrowbank.encoding.stage import EncodePlan, open_tokens
 from arrowbank.plan import Batch, batch_counts, batches, gather
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 SAMPLED_BATCHES = 8
 
@@ -47,6 +48,7 @@ class Estimate:
         return self.total_bytes <= self.free_bytes
 
 
+@checked
 def estimate(
     config: EncodeConfig,
     tokens: str | Path,
