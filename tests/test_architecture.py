@@ -21,6 +21,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: dict[str, float] = {
     "errors": 0,
     "progress": 0,
+    "spawned": 0.5,
     "settings": 0.5,  # how options are checked
     "bank": 1,
     "plan": 1,

@@ -34,6 +34,7 @@ from arrowbank.errors import InputError, WorkerDied
 from arrowbank.plan import SHARD_ROWS, Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Place, Settings, checked
+from arrowbank.spawned import REMEDY
 
 if TYPE_CHECKING:
     import datasets
@@ -194,6 +195,7 @@ class _Work:
             piece.unlink()
 
     def _map(self, shard: Shard) -> datasets.Dataset:
+        import multiprocess  # what datasets starts its processes with
         from datasets import Features
 
         processes = min(self._processes, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
@@ -218,6 +220,7 @@ class _Work:
             raise WorkerDied(
                 f"{self._bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of "
                 "memory?). Finished shards are kept: run the same command again, with a smaller --num-proc if memory is short."
+                + ("" if multiprocess.get_start_method() == "fork" else f" {REMEDY}")
             ) from error
 
     def _too_long(self, row: int) -> InputError:
