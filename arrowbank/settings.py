@@ -84,8 +84,7 @@ class Settings:
         for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             hint = hints[field.name]
             flag = "" if _has_settings(hint) else flag_of(field.name, hint)
-            name = f"{type(self).__name__}: {field.name}" + (f" ({flag})" if flag else "")
-            value = checked_value(getattr(self, field.name), hint, name)
+            value = checked_value(getattr(self, field.name), hint, f"{type(self).__name__}: {field.name}", flag)
             object.__setattr__(self, field.name, value)
         self.check()
 
@@ -93,13 +92,14 @@ class Settings:
         """Raise InputError for what no annotation of one field can say."""
 
 
-def checked_value(value: Any, hint: Any, name: str) -> Any:
-    """`value` in the form in which it is stored. InputError, naming `name`, where `hint` does not allow it."""
+def checked_value(value: Any, hint: Any, name: str, flag: str = "") -> Any:
+    """`value` in the form in which it is stored. InputError, naming `name` and the option `flag`, where `hint` does not allow it."""
     try:
         return _taken(value, hint)
     except _Unfit as unfit:
         inside = f" at {unfit.inside}" if unfit.inside else ""
-        raise InputError(f"{name} is {_shown(unfit.found)}{inside}; expected {unfit.expected}.{unfit.remedy}") from None
+        option = f" ({flag})" if flag else ""
+        raise InputError(f"{name} is {_shown(unfit.found)}{inside}; expected {unfit.expected}{option}.{unfit.remedy}") from None
 
 
 def checked(function: Function) -> Function:
@@ -133,7 +133,7 @@ def refuse_unread(mode: str, options: Any = None, names: Iterable[str] = (), **l
     for name in found:
         flag = flag_of(name, hints.get(name))
         field = "" if flag == f"--{name}" else f" ({name})"
-        raise InputError(f"{flag}{field}: has no effect with {mode}. Leave it out.")
+        raise InputError(f"{flag}{field}: has no effect with {mode}: leave {flag} out.")
 
 
 def _has_settings(hint: Any) -> bool:
@@ -200,6 +200,7 @@ def _taken(value: Any, hint: Any) -> Any:
 
 def _marked(value: Any, hint: Any) -> Any:
     inner, *marks = get_args(hint)
+    given = value
     if isinstance(value, os.PathLike) and any(isinstance(mark, _PlaceMark) for mark in marks):
         value = os.fspath(value)
     try:
@@ -208,7 +209,7 @@ def _marked(value: Any, hint: Any) -> Any:
         raise _Unfit(unfit.found, unfit.expected if unfit.inside else _words(hint), unfit.inside, unfit.remedy) from None
     for mark in marks:
         if isinstance(mark, Range) and value is not None and value not in mark:
-            raise _Unfit(value, _words(hint))
+            raise _Unfit(given, _words(hint))
     return value
 
 
@@ -320,7 +321,7 @@ def _words(hint: Any) -> str:
         place = " or a path" if any(isinstance(mark, _PlaceMark) for mark in args[1:]) else ""
         return f"{_words(args[0])}{bounds}{place}"
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, args)))
+        return " or ".join(dict.fromkeys(_words(arg) for arg in args if arg is not type(None)))
     if origin is Literal:
         return f"one of {', '.join(args)}" if len(args) > 1 else f"{args[0]}"
     if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
@@ -339,4 +340,4 @@ def _call(kind: type) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     short = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-    return short if value is None or isinstance(value, bool | int | float) else f"{short} ({type(value).__name__})"
+    return short if value is None or type(value) in (bool, int, float, str) else f"{short} ({type(value).__name__})"

@@ -12,6 +12,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import finish, progress_for, show_checks
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
+from arrowbank.settings import refuse_unread
 
 WHAT, RUN = "What is planted", o.RUN
 
@@ -60,7 +61,9 @@ def build(
     split: Annotated[
         str, _what("--split", metavar="train|val", help="In the files' names; train takes no validation file.")
     ] = ("train"),
-    shards: Annotated[int, _what("--shards", help="Raw shards; at most 100,000,000 tokens each.")] = 1,
+    shards: Annotated[
+        int | None, _what("--shards", show_default="1", help="Raw shards; at most 100,000,000 tokens each.")
+    ] = None,
     align: Annotated[int | None, _what("--align", help="The loader's batch x ranks: examples must be a multiple.")] = None,
     unique_keys: Annotated[
         bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")
@@ -78,6 +81,8 @@ def build(
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
 
+    if no_mirror:
+        refuse_unread("--no-mirror, which writes no raw shards", shards=shards)
     config = o.make(
         In2Config,
         spans,

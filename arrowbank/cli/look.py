@@ -12,8 +12,9 @@ import typer
 from arrowbank.cli import options as o
 from arrowbank.cli.show import CHECK_FAILED, fail_on, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
-from arrowbank.settings import Cosine, checked_value, refuse_unread
+from arrowbank.settings import Range, checked_value, refuse_unread
 
+Bound = Annotated[float, Range(least=-1)]  # a cosine; one above 1 is never reached
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder, or its address: hf://…, s3://…")]
 
 
@@ -148,7 +149,7 @@ def compare(
     """
     from arrowbank.comparison import compare as run
 
-    bound = None if min_cosine is None else checked_value(min_cosine, Cosine, "--min-cosine")
+    bound = None if min_cosine is None else checked_value(min_cosine, Bound, "--min-cosine")
     found = run(a, b)
     if common.json:
         _print_json(asdict(found))

@@ -24,7 +24,7 @@ from arrowbank.in2.rows import ArmJob
 from arrowbank.models import local_model
 from arrowbank.plan import Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import Count, checked, refuse_unread
+from arrowbank.settings import Count, checked
 
 KIND = "in2"
 METHOD = 1  # raise it when the same options would give other bytes
@@ -48,8 +48,6 @@ def build_in2(
 
     Raises InputError (options, fillers, no place for something), PlanMismatch, BankLocked, CorruptBank, DiskFull, WorkerDied.
     """
-    if not config.mirror:
-        refuse_unread("--no-mirror", config, ["shards"])
     check_names(fillers, config.split)
     require_separate(
         [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
