@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from arrowbank.corpus.sources import find_sources
 from arrowbank.errors import ContractError, InputError
 from arrowbank.leakage import Audit, AuditExample, AuditRow
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Cosine, Natural, Settings, checked
 
 QUERY_ROWS = 4096  # texts that are looked for in one pass over the other split
 EXAMPLES = 50
@@ -34,7 +35,7 @@ TEXT_FIELDS = ("tokenizer_fingerprint", "special_tokens", "prompt", "max_key_tok
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig:
+class AuditConfig(Settings):
     """What to audit against what, and what is too alike.
 
     scan        the splits' sources, and how they are read, as `scan` takes them; None where two banks are compared
@@ -44,15 +45,11 @@ class AuditConfig:
     """
 
     scan: ScanConfig | None = None
-    threshold: float = 0.95
-    max_shared: int | None = None
+    threshold: Cosine = 0.95
+    max_shared: Natural | None = None
     against: str | None = None
 
-    def __post_init__(self) -> None:
-        if not -1 <= self.threshold <= 1:
-            raise InputError(f"threshold is {self.threshold}, a cosine: it must be from −1 to 1.")
-        if self.max_shared is not None and self.max_shared < 0:
-            raise InputError(f"max_shared is {self.max_shared}, it must be at least 0.")
+    def check(self) -> None:
         if self.scan is None:
             if self.against is not None:
                 raise InputError("--against names a source. Of two banks the second is audited against the first.")
@@ -79,19 +76,23 @@ def inputs_of(config: AuditConfig, bank: str | Path, other: str | Path | None) -
 
 
 @explains("bank", "read")
+@checked
 def audit(config: AuditConfig, bank: str | Path, other: str | Path | None = None, *, progress: Progress = SILENT) -> Audit:
     """Audit the splits of `config.scan`, whose texts the feature bank `bank` has; or, without them, `other` against `bank`.
 
-    A text counts once in a split, with the kind that it has there first. Raises InputError (sources that are not usable, or
-    have texts that the bank lacks), ContractError (two banks of different encoders: `field` says in what), and what
-    `open_bank` raises.
+    A text counts once in a split, with the kind that it has there first. Where `config.scan` does not say where texts are, they are
+    read from where the bank's own were. A split without a text makes the audit fail (`Audit.failed`).
+
+    Raises InputError (sources that are not usable, or have texts that the bank lacks), ContractError (two banks of different
+    encoders: `field` says in what), and what `open_bank` raises.
     """
     if (config.scan is None) == (other is None):
         raise InputError("Give either --source twice or more with one bank, or two banks and no --source.")
     if config.scan is None:
         against, *audited = _bank_splits(open_features(bank), open_features(str(other)))
     else:
-        splits = _source_splits(open_features(bank), config.scan, config.splits, progress)
+        opened = open_features(bank)
+        splits = _source_splits(opened, _with_fields(config.scan, opened, progress), config.splits, progress)
         against = splits.pop(config.against or config.splits[0])
         audited = list(splits.values())
     best = _Best()
@@ -107,7 +108,25 @@ def audit(config: AuditConfig, bank: str | Path, other: str | Path | None = None
                 for place, name in enumerate(split.names, 1)
                 if counts[0, place]
             ]
-    return Audit(threshold=config.threshold, max_shared=config.max_shared, rows=rows, examples=best.examples(against))
+    return Audit(
+        threshold=config.threshold,
+        max_shared=config.max_shared,
+        rows=rows,
+        examples=best.examples(against),
+        texts={split.name: len(split.rows) for split in (against, *audited)},
+    )
+
+
+def _with_fields(scan: ScanConfig, bank: FeatureBank, progress: Progress) -> ScanConfig:
+    """`scan`, with the field paths that the bank's texts were read from where it names none."""
+    recorded = bank.manifest.get("fields")
+    if scan.fields is not None or not recorded:
+        return scan
+    config = replace(scan, fields=tuple((kind, path) for kind, path in recorded))
+    progress.message(
+        f"texts are read as those of {bank.folder} were: {', '.join(f'{kind}={path}' for kind, path in config.paths)}"
+    )
+    return config
 
 
 @dataclass(frozen=True)

@@ -17,25 +17,27 @@ from arrowbank.encoding.stage import inputs_of as encoded
 from arrowbank.errors import InputError
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Place, Settings, checked
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildConfig:
+class BuildConfig(Settings):
     """A whole feature bank: what a recipe returns. `onto` is a folder that `build` made, whose texts and vectors stay."""
 
     scan: ScanConfig
     tokenize: TokenizeConfig
     encode: EncodeConfig
-    onto: str | None = None
+    onto: Place | None = None
 
 
 @explains("out")
+@checked
 def build(
     config: BuildConfig,
     out: str | Path,
     *,
     options: RunOptions | None = None,
-    num_proc: int | None = None,
+    num_proc: Count | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
     """Scan, tokenize and encode into `out`; the features' manifest. Stages that are complete are not done again.

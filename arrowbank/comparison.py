@@ -11,7 +11,8 @@ import torch
 
 from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.refusals import explains
-from arrowbank.errors import InputError
+from arrowbank.errors import InputError, NothingChecked
+from arrowbank.settings import checked
 
 BLOCK_ROWS = 8192
 
@@ -29,10 +30,11 @@ class Comparison:
 
 
 @explains("a", "read")
+@checked
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare the vectors of texts that both feature banks have, in float32.
 
-    Raises InputError when the widths differ or no text is shared.
+    Raises InputError when the widths differ, NothingChecked (an InputError) when no text is shared.
     """
     left, right = open_features(a), open_features(b)
     if left.hidden_size != right.hidden_size:
@@ -47,7 +49,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         largest = max(largest, float((x - y).abs().max())) if len(x) else largest
     cosine = torch.cat(cosines).double().numpy()
     if not len(cosine):
-        raise InputError(f"{a} and {b} have no text in common. Compare banks that were made from the same texts.")
+        raise NothingChecked(f"{a} and {b} have no text in common. Compare banks that were made from the same texts.")
     return Comparison(
         rows=(len(left), len(right)),
         shared=len(cosine),

@@ -2,6 +2,7 @@
 
     ArrowbankError
     ├── InputError          a source, text, option or file given by the user is not usable
+    │   └── NothingChecked  a check had nothing to look at; exit code 1
     ├── PlanMismatch        the folder holds another plan's work; names the fields that differ
     ├── IncompleteBank      the bank is not committed, or rows are missing
     ├── ContractError       the bank is whole but not the one that was expected
@@ -33,6 +34,12 @@ class ArrowbankError(Exception):
 
 class InputError(ArrowbankError):
     """A source, text, option or file given by the user is not usable."""
+
+
+class NothingChecked(InputError):
+    """A check had nothing to look at, so it vouches for nothing: the command line exits with 1, as for any check that failed."""
+
+    exit_code = 1
 
 
 class PlanMismatch(ArrowbankError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
@@ -18,43 +18,44 @@ from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables
 from arrowbank.formats.exported import Format
 from arrowbank.formats.folder import ExportFolder, made_from
 from arrowbank.formats.sidecar import About
-from arrowbank.formats.windows import STRIDES
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Settings, checked, refuse_unread
 
 FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
+OPTIONS = ("max_shard_bytes", "assume_norm", "stride")
 EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """`format` is one of EVERY_FORMAT: FORMATS for a target bank, `tokenshards.LAYOUTS` for an arm, "npy" for a feature bank, "parquet"
     for any; `assume_norm` is the norm of last hidden states that a bank
     of "unknown" ones is to have; `stride` the step of an arm's loader, "T" or "T+1".
     """
 
-    format: str
-    max_shard_bytes: int | None = None
-    assume_norm: str | None = None
-    stride: str | None = None
+    format: Annotated[str, Flag("--to")]
+    max_shard_bytes: Count | None = None
+    assume_norm: Literal["post", "pre"] | None = None
+    stride: Literal["T", "T+1"] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.format not in EVERY_FORMAT:
             raise InputError(f"--to {self.format}: expected one of {', '.join(EVERY_FORMAT)}.")
-        if self.stride not in (None, *STRIDES):
-            raise InputError(f"--stride {self.stride}: expected T or T+1.")
-        if self.stride is not None and self.format not in tokenshards.LAYOUTS:
-            raise InputError(f"{self.format} does not hold an arm's examples for a loader: leave --stride out.")
-        if self.assume_norm not in (None, "post", "pre"):
-            raise InputError(f"--assume-norm {self.assume_norm}: expected post or pre.")
-        if self.assume_norm is not None and self.format not in FORMATS:
-            raise InputError(f"{self.format} says nothing of norms: leave --assume-norm out.")
-        if self.max_shard_bytes is not None and self.max_shard_bytes < 1:
-            raise InputError(f"max_shard_bytes is {self.max_shard_bytes}, it must be at least 1.")
-        if self.max_shard_bytes is not None and not (self.format in FORMATS and FORMATS[self.format].shards):
-            raise InputError(f"{self.format} has no shards of a size to choose: leave --max-shard-bytes out.")
+        read = _reads(self.format)
+        refuse_unread(f"--to {self.format}", self, [name for name in OPTIONS if name not in read])
+
+
+def _reads(format: str) -> set[str]:
+    """The options of `ExportConfig` that a format reads, beside its name."""
+    if format in tokenshards.LAYOUTS:
+        return {"stride"}
+    if format in FORMATS:
+        return {"assume_norm", "max_shard_bytes"} if FORMATS[format].shards else {"assume_norm"}
+    return set()
 
 
 @explains("out")
+@checked
 def export(
     config: ExportConfig, bank: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -40,12 +40,14 @@ class AuditExample:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What an audit found: a row a kind and split, and the near pairs that are most alike, at most 50."""
+    """What an audit found: a row per kind and split, and the near pairs that are most alike, at most 50. `texts` is how many
+    different texts each split has, the one audited against included (empty in files of earlier versions)."""
 
     threshold: float
     max_shared: int | None
     rows: list[AuditRow]
     examples: list[AuditExample]
+    texts: dict[str, int] = field(default_factory=dict)
 
     @property
     def exact(self) -> int:
@@ -57,8 +59,19 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether no more is shared than may be."""
-        return self.max_shared is None or self.exact + self.near <= self.max_shared
+        """Whether there was something to look at on either side, and no more is shared than may be."""
+        return not self.failed
+
+    @property
+    def failed(self) -> list[str]:
+        """Why the audit is not passed, in words."""
+        said = [f"{name}: no text was read, so nothing was audited" for name, count in self.texts.items() if not count]
+        if not self.texts and not self.rows:
+            said.append("no text was audited")
+        if self.max_shared is not None and self.exact + self.near > self.max_shared:
+            shared = f"{self.exact:,} texts are shared exactly and {self.near:,} nearly"
+            said.append(f"{shared}: more than --max-shared {self.max_shared}")
+        return said
 
 
 def audit_file(path: str | Path, inputs: Iterable[Named] = ()) -> Path:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.errors import InputError
+from arrowbank.settings import Count, Settings
 
 SHARD_ROWS = 65_536
 SHARD_BYTES = 1 << 30
@@ -41,16 +42,11 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRules:
+class BatchRules(Settings):
     """At most `max_batch` rows and, beyond a single row, at most `token_budget` tokens a batch."""
 
-    max_batch: int = 128
-    token_budget: int = 8192
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "token_budget"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1.")
+    max_batch: Count = 128
+    token_budget: Count = 8192
 
     def size(self, length: int) -> int:
         """How many rows of `length` tokens a batch takes."""

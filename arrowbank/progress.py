@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol
+
+NAMED = 8  # names of things that are not read, in a message
 
 
 class Phase(Protocol):
@@ -46,3 +49,14 @@ class _Silent:
 
 
 SILENT: Progress = _Silent()
+
+
+def tell_unread(progress: Progress, place: object, **kinds: Iterable[str]) -> None:
+    """One message that names what `place` holds and nothing reads, by kind (such as files=…); none where there is nothing."""
+    said = []
+    for kind, names in kinds.items():
+        listed = list(dict.fromkeys(names))
+        more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+        said += [f"{kind} {', '.join(listed[:NAMED])}{more}"] if listed else []
+    if said:
+        progress.message(f"{place}: not read: {'; '.join(said)}")

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
 from arrowbank.models.describe import NF4
 from arrowbank.plan import BatchRules
+from arrowbank.settings import Count, Flag, Place, Positive, Settings, checked, refuse_unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -39,7 +40,7 @@ REMEDY = "Give the model that the bank was made with (--model, --tokenizer or --
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(Settings):
     """What to search with, where that no longer lies where the bank says, and among which rows.
 
     model             the bank's model where it is now: a folder or hub id (default: where the bank says)
@@ -51,16 +52,16 @@ class SearchConfig:
     device, gpu_memory_gb, trust_remote_code   as in ModelConfig
     """
 
-    model: str | None = None
+    model: Place | None = None
     encoder: str | None = None
-    tokenizer: str | None = None
-    kind: str | None = None
+    tokenizer: Place | None = None
+    kind: Annotated[str, Flag("--where")] | None = None
     faiss: bool = False
-    device: str = "auto"
-    gpu_memory_gb: float | None = None
+    device: str | None = None
+    gpu_memory_gb: Positive | None = None
     trust_remote_code: bool = False
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.model is not None and self.encoder is not None:
             raise InputError("Give either a model or an encoder (package.module:factory), not both.")
 
@@ -82,6 +83,7 @@ class Searcher:
     (a model, tokenizer or encoder that is not the bank's: `field` says in what), MissingDependency (faiss).
     """
 
+    @checked
     def __init__(self, folder: str | Path, config: SearchConfig | None = None) -> None:
         self.config = config or SearchConfig()
         self.bank: FeatureBank = open_features(folder)
@@ -105,7 +107,8 @@ class Searcher:
         recipe: Mapping[str, Any] = self.bank.manifest["recipe"]
         return recipe
 
-    def search(self, texts: Sequence[str], k: int = 10) -> list[list[Hit]]:
+    @checked
+    def search(self, texts: Sequence[str], k: Count = 10) -> list[list[Hit]]:
         """For each text its k nearest texts of the bank, best first, of equals the lower row first; fewer where there are fewer.
 
         Raises InputError for a text of nothing but white space, and for k below 1.
@@ -122,6 +125,7 @@ class Searcher:
             return self._index.nearest(vectors, k)
         return nearest(self.bank, vectors, k, among=self._among)
 
+    @checked
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """The vectors of texts as the bank's model gives them, [Q, D] float32, not normalised. InputError for an empty text."""
         plain = [text.strip().encode("utf-8", "replace").decode() for text in texts]  # as `scan` takes them in
@@ -193,6 +197,7 @@ def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None
             "model_path",
         )
     if not by_model:
+        refuse_unread("a bank that was made with an encoder of your own", config, ["device", "gpu_memory_gb"])
         return None
     return ModelConfig(
         model=config.model or bank.manifest["model_path"],
@@ -201,7 +206,7 @@ def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None
         backbone=made["backbone"],
         dtype=made["dtype"],
         load_in_4bit=made["quantisation"] == NF4,
-        device=config.device,
+        device=config.device or "auto",
         gpu_memory_gb=config.gpu_memory_gb,
         trust_remote_code=config.trust_remote_code,
     )

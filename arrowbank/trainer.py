@@ -18,6 +18,7 @@ from arrowbank.bank.floats import bfloat16_tensor
 from arrowbank.bank.reader import local_folder
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.targets import TargetSample, open_target_bank
+from arrowbank.settings import checked
 
 Row = dict[str, torch.Tensor]
 IGNORED = -1  # the position of a padded hidden state
@@ -78,6 +79,7 @@ class TargetDataset(Dataset[Row]):
 
 
 @explains("folder", "read")
+@checked
 def open_targets(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetDataset:
     """Open a committed target bank for a DataLoader (with `collate_targets`); `expect` as in `open_bank`.
 

@@ -12,9 +12,11 @@ from arrowbank.folders import is_bank, is_ours
 from arrowbank.formats.sidecar import find_sidecar
 from arrowbank.formats.verify import layout_of, verify_export
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 from arrowbank.targets.vocab import MAPS, verify_vocab_map
 
 
+@checked
 def verify(place: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
     """All checks of the bank, the export or cache, or the vocabulary map (a file) at `place`: a path, or the address of a bank.
 

@@ -19,19 +19,20 @@ from pathlib import Path
 from arrowbank import ExportConfig, In2Config, build_in2, export, verify_in2
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
+from arrowbank.in2.config import ArmName
 
-ARMS = ("a", "b", "c")
+ARMS: tuple[ArmName, ...] = ("a", "b", "c")
 LENGTH, TRIPLES = 16_384, 64
 BATCH, RANKS = 8, 8
 EXAMPLES = 94 * BATCH * RANKS
 
 
-def in2_16k(arm: str) -> In2Config:
+def in2_16k(arm: ArmName) -> In2Config:
     """The whole configuration of one arm."""
     return In2Config(arm=arm, length=LENGTH, examples=EXAMPLES, triples=TRIPLES, align=BATCH * RANKS, shards=2)
 
 
-def tiny(arm: str) -> In2Config:
+def tiny(arm: ArmName) -> In2Config:
     """The same at 1,024 tokens, for a few seconds."""
     return dataclasses.replace(in2_16k(arm), length=1024, examples=8, triples=4, align=8, shards=1, vocab=1000, alphabet=100)
 

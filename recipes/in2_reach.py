@@ -36,6 +36,7 @@ from arrowbank import (
 from arrowbank.bank.columns import fixed_lists
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
+from arrowbank.in2.config import ArmName
 from arrowbank.in2.scoring import lines
 
 BYTES = 256
@@ -54,7 +55,7 @@ class Reach:
     layers: int = 2
     heads: int = 4
     filler_bytes: int = 4_000_000
-    arms: tuple[str, ...] = field(default=("b", "c"))
+    arms: tuple[ArmName, ...] = field(default=("b", "c"))
 
 
 def in2_reach() -> Reach:

@@ -22,6 +22,8 @@ LAYERS: dict[str, float] = {
     "secrets": -1,
     "errors": 0,
     "progress": 0,
+    "spawned": 0.5,
+    "settings": 0.5,  # how options are checked
     "bank": 1,
     "plan": 1,
     "shuffle": 1,

@@ -22,7 +22,9 @@ from arrowbank.targets.proof import verify_targets
 from tests.dumps import LAYERS, LENGTHS, WIDTH, bits, make_dump
 from tests.kill import tree_bytes
 
-CONFIG = ImportConfig(target_model="org/target", target_layer_ids=(1, 11, 21), max_shard_bytes=700)
+CONFIG = ImportConfig(
+    target_model="org/target", target_layer_ids=(1, 11, 21), max_shard_bytes=700, loss_mask="ones_except_first"
+)
 
 
 @pytest.fixture

@@ -125,17 +125,17 @@ def test_a_run_that_was_killed_goes_on(fillers: list[Path], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"positions": (0.0, 1.5)}, "--positions 0,1.5: expected different numbers from 0 to 1"),
+        ({"positions": (0.0, 1.5)}, r"positions is 1.5 at \[1\]; expected .* \(--positions\)"),
         ({"positions": (0.5, 0.5)}, "--positions 0.5,0.5"),
         ({"positions": ()}, "--positions"),
         ({"positions": (0.5, 0.5001)}, "two give the same place before a probe at 291"),
         ({"probe_pos": (0.0,)}, r"two give the same place before a probe at 5 \(--probe-pos 0\)"),
-        ({"probe_pos": (-0.1,)}, "--probe-pos -0.1"),
+        ({"probe_pos": (-0.1,)}, "probe_pos is -0.1"),
         ({"length": 13}, "--length 13 is too small.*at least 14"),
-        ({"blocks": 0}, "--blocks 0"),
-        ({"seed": -1}, "--seed -1"),
+        ({"blocks": 0}, "blocks is 0"),
+        ({"seed": -1}, "seed is -1"),
         ({"alphabet": 1001}, "--alphabet 1001 is larger than --vocab 1000"),
-        ({"dtype": "int8"}, "--dtype int8"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"vocab": 70_000}, "--dtype uint32"),
     ],
 )

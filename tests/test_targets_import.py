@@ -52,7 +52,7 @@ def assert_holds(bank: TargetBank, made: list[Tensors]) -> None:
 @pytest.mark.parametrize("shard_bytes", [None, 700])
 def test_a_dump_becomes_a_bank_bit_for_bit(tmp_path: Path, shard_bytes: int | None) -> None:
     made = make_dump(tmp_path / "dump")
-    bank = import_all(tmp_path / "dump", tmp_path / "bank", max_shard_bytes=shard_bytes)
+    bank = import_all(tmp_path / "dump", tmp_path / "bank", max_shard_bytes=shard_bytes, loss_mask="ones_except_first")
     assert len(bank.shard_names) == (1 if shard_bytes is None else 3)
     assert_holds(bank, made)
     assert all(check.ok for check in verify(tmp_path / "bank")), verify(tmp_path / "bank")
@@ -337,7 +337,7 @@ def test_a_dump_that_is_none(tmp_path: Path) -> None:
         ({"target_layer_ids": (1, 1)}, "ascending"),
         ({"target_layer_ids": (-2, 1)}, "−1 for the embeddings"),
         ({"target_layer_ids": ()}, "ascending"),
-        ({"loss_mask": "some"}, "loss_mask is 'some'; expected one of ones_except_first, all_ones, from_dump"),
+        ({"loss_mask": "some"}, "loss_mask is 'some'; expected one of auto, ones_except_first, all_ones, from_dump"),
         ({"last_hidden_norm": "both"}, "post, pre, unknown"),
         ({"on_nonfinite": "zero"}, "error, keep, drop"),
         ({"on_bad_sample": "skip"}, "error, quarantine"),
@@ -463,7 +463,7 @@ def test_fp8_cannot_hold_inf(tmp_path: Path) -> None:
 
 def test_a_bank_in_fp8_and_spans_opens_for_training(tmp_path: Path) -> None:
     make_dump(tmp_path / "dump")
-    import_all(tmp_path / "dump", tmp_path / "bank", codec="fp8", spans="supervised")
+    import_all(tmp_path / "dump", tmp_path / "bank", codec="fp8", spans="supervised", loss_mask="ones_except_first")
     row = open_targets(tmp_path / "bank")[2]
     assert row["target_hidden_states"].dtype is torch.bfloat16
     assert row["hidden_positions"].tolist() == list(range(9))

@@ -14,6 +14,7 @@ from pathlib import Path
 from arrowbank.errors import ArrowbankError
 
 SHOWN = 5
+NOTHING = "there is none, so nothing was verified"  # what a check of no rows, samples or examples says: it fails
 
 
 @dataclass(frozen=True)

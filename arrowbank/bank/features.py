@@ -15,6 +15,7 @@ from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, SortedKeys, text_
 from arrowbank.bank.npyfile import map_npy
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.errors import CorruptBank, InputError
+from arrowbank.settings import checked
 
 KIND = "features"
 MATRIX_FILE = "features.f16.npy"
@@ -74,9 +75,18 @@ class FeatureBank(Bank):
         return mapped
 
     def take(self, rows: npt.ArrayLike) -> Vectors:
-        """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards."""
-        return self.features.take(rows)
+        """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards. InputError for what is no row."""
+        wanted = np.asarray(rows)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise InputError(f"take: rows are {wanted.dtype}; expected whole numbers. For texts use .vectors(texts).")
+        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
+            outside = next(int(row) for row in wanted.ravel() if not 0 <= row < len(self))
+            raise InputError(
+                f"take: there is no row {outside}; {self.folder} has {len(self)} rows (−1 is a text that it lacks)."
+            )
+        return self.features.take(wanted)
 
+    @checked
     def of_kind(self, kind: str) -> npt.NDArray[np.bool_]:
         """Which rows are texts of `kind`, [N]."""
         import pyarrow as pa
@@ -91,10 +101,12 @@ class FeatureBank(Bank):
         """The row of each sha1, [n, 20] uint8 → [n] int64; −1 where the bank does not have it."""
         return self._keys.find(digests, self.digests)
 
+    @checked
     def rows(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
         """The row of each text, [n] int64; −1 where the bank does not have it. Texts are stripped as `scan` strips them."""
         return self.find(text_keys(texts))
 
+    @checked
     def vectors(self, texts: Iterable[str]) -> Vectors:
         """The vector of each text, [n, D] float16. InputError for a text that the bank does not have."""
         texts = list(texts)
@@ -109,6 +121,7 @@ class FeatureBank(Bank):
         return self.take(rows)
 
 
+@checked
 def open_features(folder: str | Path, expect: Mapping[str, Any] | None = None) -> FeatureBank:
     """Open a committed feature bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
     path, manifest, commit = open_committed(folder, expect)

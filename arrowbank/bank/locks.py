@@ -29,6 +29,7 @@ from typing import Protocol
 from arrowbank.bank.processes import Process, has_ended, temporary_beside, this_process
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import BankLocked
+from arrowbank.spawned import leave_while_importing_main
 
 HEARTBEAT_S = 20.0
 STALE_S = (
@@ -167,6 +168,7 @@ def _try_flock(path: Path) -> bool:
 
 def _locked(path: Path) -> BankLocked:
     """The error for a lock that another process holds."""
+    leave_while_importing_main()  # the other process is then this one's parent
     bank, owner = path.parent.parent, path.with_name(path.name + OWNER)
     if (seen := _look_at(owner)) is not None:
         holder, age = seen

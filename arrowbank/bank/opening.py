@@ -11,11 +11,13 @@ from arrowbank.bank.reader import Bank, local_folder, open_committed
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 CLASSES = {features.KIND: features.FeatureBank, targets.KIND: targets.TargetBank, trunk.KIND: trunk.TrunkBank}
 
 
 @explains("folder", "read")
+@checked
 def open_bank(folder: str | Path, expect: Mapping[str, Any] | None = None, *, progress: Progress = SILENT) -> Bank:
     """Open a committed bank: a FeatureBank where it holds features, a TargetBank where it holds hidden states,
     a TrunkBank where it holds windows of a trunk. `folder` may be an address (`hf://datasets/org/name@revision`, `s3://…`): the

@@ -222,15 +222,19 @@ def local_folder(folder: str | Path, progress: Progress = SILENT) -> Path:
 
 
 def check_contract(folder: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:
-    """Raise ContractError for the first field of `expect` (dotted names reach inside) that the manifest does not equal."""
-    for name, wanted in expect.items():
+    """Raise ContractError for the first field of `expect` (dotted names reach inside) that the manifest lacks or does not equal."""
+    for name, given in expect.items():
         value: Any = manifest
+        there = True
         for part in EXPECT_ALIASES.get(name, name).split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value != wanted:
-            known = "" if value is not None else f" The manifest has: {', '.join(sorted(manifest))}."
+            there = isinstance(value, dict) and part in value
+            value = value[part] if there else None
+        wanted = list(given) if isinstance(given, tuple) else given
+        if value != wanted or not there:
+            found = "missing" if wanted is None and not there else repr(value)
+            known = "" if there else f" The manifest has: {', '.join(sorted(manifest))}."
             raise ContractError(
-                f"{folder}: {name} is {value!r}, expected {wanted!r}.{known} "
+                f"{folder}: {name} is {found}, expected {wanted!r}.{known} "
                 "Give the bank that was built for this, or build one.",
                 name,
             )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,9 @@ from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
 
 KIND = "targets"
-NORMS = ("post", "pre", "unknown")
-CODECS = ("bf16", "fp8")
-SPANS = ("all", "supervised")
+Norm = Literal["post", "pre", "unknown"]
+Codec = Literal["bf16", "fp8"]
+Spans = Literal["all", "supervised"]
 BLOCK_OUTPUT = "block_output"
 EMBEDDINGS = -1  # the layer id of what goes into the first block
 TOKEN_BYTES = 6  # an int32 id, a byte of loss mask, a byte of attention mask (or of offsets)

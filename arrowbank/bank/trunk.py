@@ -22,6 +22,7 @@ from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
+from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     import torch
@@ -211,6 +212,7 @@ ROW_OVERHEAD = 40  # length, index, flag, name, and the offsets of five lists
 
 
 @explains("folder", "read")
+@checked
 def open_trunk(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TrunkBank:
     """Open a committed trunk bank; `expect` as in `open_bank`: {"model_fingerprint": …, "topk": 64, "window": 2048}, say.
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.checks import Check, attempt, found_wrong, run_check
+from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
 from arrowbank.bank.columns import fixed_bytes, fixed_lists, list_values, values_of
 from arrowbank.bank.features import MATRIX_FILE, FeatureBank
 from arrowbank.bank.files import sha256_of
@@ -32,12 +32,14 @@ from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.bank.trunk_checks import taps_check, trunk_checks
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 # float16 keeps 11 bits: each of D rounded components is off by at most 2^-12 of itself, and so is the norm
 NORM_TOLERANCE = 2.0**-11
 
 
 @explains("folder", "read")
+@checked
 def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
     """All checks of the bank in `folder`. `quick` looks at sizes and row counts only."""
     with attempt(Path(folder) / MANIFEST) as failures:
@@ -48,7 +50,9 @@ def verify(folder: str | Path, *, quick: bool = False, progress: Progress = SILE
     checks = [
         Check("opens", True, f"committed, {len(bank):,} rows in {len(bank.shard_names)} shards, sizes and row counts right")
     ]
-    if quick:
+    if not len(bank):
+        checks.append(Check("rows", False, NOTHING))
+    if quick or not len(bank):
         return checks
     with progress.phase("verify", sum(entry["bytes"] for entry in bank.manifest["files"]), unit="bytes") as phase:
         checks += run_check("hashes", manifest, lambda: _hashes(bank, phase.advance))

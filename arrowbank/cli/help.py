@@ -86,7 +86,7 @@ def _left(option: Any) -> str:
 
 def _right(option: Any, ctx: Any) -> str:
     """What an option means, and its default."""
-    default = option.get_default(ctx, call=False)
+    default = option.show_default if isinstance(option.show_default, str) else option.get_default(ctx, call=False)
     said = "" if option.required or option.is_flag or default in (None, (), [], "") else f"  [{default}]"
     return f"{option.help or ''}{said}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import finish, progress_for, show_checks
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
+from arrowbank.settings import refuse_unread
 
 WHAT, RUN = "What is planted", o.RUN
 
@@ -60,7 +61,9 @@ def build(
     split: Annotated[
         str, _what("--split", metavar="train|val", help="In the files' names; train takes no validation file.")
     ] = ("train"),
-    shards: Annotated[int, _what("--shards", help="Raw shards; at most 100,000,000 tokens each.")] = 1,
+    shards: Annotated[
+        int | None, _what("--shards", show_default="1", help="Raw shards; at most 100,000,000 tokens each.")
+    ] = None,
     align: Annotated[int | None, _what("--align", help="The loader's batch x ranks: examples must be a multiple.")] = None,
     unique_keys: Annotated[
         bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")
@@ -78,7 +81,11 @@ def build(
     from arrowbank.in2.building import build_in2
     from arrowbank.in2.config import In2Config
 
-    config = In2Config(
+    if no_mirror:
+        refuse_unread("--no-mirror, which writes no raw shards", shards=shards)
+    config = o.make(
+        In2Config,
+        spans,
         arm=arm,
         examples=examples,
         triples=triples,
@@ -89,7 +96,6 @@ def build(
         align=align,
         unique_keys=unique_keys,
         mirror=not no_mirror,
-        **asdict(spans),
     )
     progress = progress_for(common.json)
     manifest = build_in2(config, _fillers(filler, more), out, workers=workers, restart=restart, progress=progress)
@@ -119,11 +125,12 @@ def probes(
     """
     from arrowbank.in2.probes import ProbesConfig, build_probes
 
-    config = ProbesConfig(
+    config = o.make(
+        ProbesConfig,
+        spans,
         positions=_numbers("--positions", positions),
         blocks=blocks,
         probe_pos=_numbers("--probe-pos", probe_pos),
-        **asdict(spans),
     )
     manifest = build_probes(config, _fillers(filler, more), out, restart=restart, progress=progress_for(common.json))
     finish(common.json, manifest, f"{out}: {manifest['rows']:,} trials of {config.length:,} tokens in {blocks} blocks.")
@@ -163,9 +170,7 @@ def score(
     ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="For table, JSON and plot.")],
     common: o.Common,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The models'.")] = "auto",
-    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="bitsandbytes NF4.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    how: o.Running,
     token_budget: Annotated[int, typer.Option("--token-budget", help="Tokens a forward pass.")] = 32768,
     draws: Annotated[int, typer.Option("--draws", help="Bootstrap draws an interval is made of.")] = 2000,
     confidence: Annotated[float, typer.Option("--confidence", help="What an interval holds.")] = 0.95,
@@ -181,16 +186,7 @@ def score(
     from arrowbank.in2.scoring import score_probes as run
     from arrowbank.models import ModelConfig
 
-    models = tuple(
-        ModelConfig(
-            model=name,
-            dtype=dtype,  # type: ignore[arg-type]  # checked there
-            load_in_4bit=load_in_4bit,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
-        for name in model
-    )
+    models = tuple(o.make(ModelConfig, how, model=name, trust_remote_code=trust_remote_code) for name in model)
     config = ScoreConfig(models=models, token_budget=token_budget, draws=draws, confidence=confidence, plot=not no_plot)
     found = run(config, folder, out, restart=restart, progress=progress_for(common.json))
     reach = {name: curve.reach for name, curve in found.curves.items()}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import CHECK_FAILED, progress_for, show_checks, show_estimate
+from arrowbank.cli.show import CHECK_FAILED, fail_on, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
+from arrowbank.settings import Range, checked_value, refuse_unread
 
+Bound = Annotated[float, Range(least=-1)]  # a cosine; one above 1 is never reached
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder, or its address: hf://…, s3://…")]
 
 
@@ -71,8 +73,12 @@ def report(
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The page to write, such as report.html.")],
     common: o.Common,
     verify: Annotated[bool, typer.Option("--verify", help="Prove every byte first, not only sizes and row counts.")] = False,
-    points: Annotated[int, typer.Option("--points", help="Vectors on the map of a feature bank; 0 for no map.")] = 2000,
-    neighbours: Annotated[int, typer.Option("--neighbours", help="Nearest texts of each, exact and of the whole bank.")] = 8,
+    points: Annotated[
+        int | None, typer.Option("--points", show_default="2000", help="Vectors on the map of a feature bank; 0 for no map.")
+    ] = None,
+    neighbours: Annotated[
+        int | None, typer.Option("--neighbours", show_default="8", help="Nearest texts of each, exact and of the whole bank.")
+    ] = None,
     audit: Annotated[str | None, typer.Option("--audit", metavar="FILE", help="Show what `audit --out` found, too.")] = None,
 ) -> None:
     """Write one HTML page that shows a bank of any kind: it opens without a server or a network. Exit code 1 if a check failed.
@@ -88,10 +94,7 @@ def report(
         _print_json({"phase": "done", "ok": not failed, "page": out, "checks": [asdict(check) for check in checks]})
     else:
         print(f"{out}: {Path(out).stat().st_size:,} bytes, open it in a browser")
-    for check in failed:
-        typer.echo(f"FAIL  {check.name}  {check.detail}", err=True)
-    if failed:
-        raise typer.Exit(CHECK_FAILED)
+    fail_on([f"{check.name}  {check.detail}" for check in failed])
 
 
 @spread
@@ -113,6 +116,8 @@ def estimate(
     from arrowbank.targets.importing import ImportConfig, estimate_import, is_dump
 
     if is_dump(tokens):
+        loose = {"texts": texts, "no_time": no_time, "trust_remote_code": trust_remote_code}
+        refuse_unread("an engine's dump", what, [field.name for field in fields(what)], **loose)
         show_estimate(estimate_import(ImportConfig(target_model="any"), tokens, out), common.json)
         return
     config = what.config(trust_remote_code=trust_remote_code)
@@ -144,6 +149,7 @@ def compare(
     """
     from arrowbank.comparison import compare as run
 
+    bound = None if min_cosine is None else checked_value(min_cosine, Bound, "--min-cosine")
     found = run(a, b)
     if common.json:
         _print_json(asdict(found))
@@ -152,9 +158,8 @@ def compare(
         print(f"cosine               min {found.min_cosine:.6f}, 1st percentile {found.first_percentile_cosine:.6f}, ", end="")
         print(f"mean {found.mean_cosine:.6f}")
         print(f"largest difference   {found.largest_difference:.6f}")
-    if min_cosine is not None and found.min_cosine < min_cosine:
-        typer.echo(f"the lowest cosine is {found.min_cosine:.6f}, the bound was {min_cosine}", err=True)
-        raise typer.Exit(CHECK_FAILED)
+    if bound is not None and not found.min_cosine >= bound:  # NaN is no agreement either
+        fail_on([f"the lowest cosine is {found.min_cosine:.6f}, the bound was {bound}"])
 
 
 @spread

@@ -12,6 +12,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import done_event, finish, progress_for
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
+from arrowbank.settings import refuse_unread
 
 
 @spread
@@ -78,6 +79,8 @@ def encode(
     """
     from arrowbank.encoding import encode as run
 
+    if what.encoder is not None:
+        refuse_unread("--encoder", trust_remote_code=trust_remote_code)
     config = what.config(trust_remote_code=trust_remote_code, onto=onto)
     progress = progress_for(common.json)
     manifest = run(config, tokens, out, texts=texts, options=how.options(worker), progress=progress)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from arrowbank.errors import InputError
-from arrowbank.formats.lines import MAX_LINE_BYTES
+from arrowbank.settings import Positive, checked_value, refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank.corpus.scan import ScanConfig
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 BUILD = "What is in the bank"
 RUN = "How it is made"
-DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
+
+Config = TypeVar("Config")
 
 
 def _build(*names: str, **settings: Any) -> Any:
@@ -52,6 +54,11 @@ Workers = Annotated[int | None, _run("--workers", help="Processes. Default: one 
 WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This job's part in a job array.")]
 
 
+OnBadLine = Annotated[
+    str | None, _build("--on-bad-line", metavar="error|skip", show_default="error", help="What a line that is not JSON does.")
+]
+
+
 @dataclass
 class Common:
     """What every verb takes."""
@@ -60,7 +67,9 @@ class Common:
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
 
-MaxLineBytes = Annotated[int, _run("--max-line-bytes", help="A longer line of a source is an error.")]
+MaxLineBytes = Annotated[
+    int | None, _run("--max-line-bytes", show_default="268435456", help="A longer line of a source is an error.")
+]
 
 
 @dataclass
@@ -84,21 +93,18 @@ class ScanOptions:
         ),
     ] = None
     strict: Annotated[bool, _build("--strict", help="A query or text that is not a string is an error, not skipped.")] = False
-    on_bad_line: Annotated[str, _build("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")] = (
-        "error"
-    )
-    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
+    on_bad_line: OnBadLine = None
+    max_line_bytes: MaxLineBytes = None
 
     def config(self, onto: str | None = None) -> ScanConfig:
         from arrowbank.corpus.scan import ScanConfig
 
-        return ScanConfig(
+        return make(
+            ScanConfig,
+            self,
             sources=pairs("--source", self.source),
-            fields=pairs("--field", self.field) or DEFAULT_FIELDS,
-            strict=self.strict,
-            on_bad_line=self.on_bad_line,  # type: ignore[arg-type]  # checked there
+            fields=pairs("--field", self.field) or None,
             onto=onto,
-            max_line_bytes=self.max_line_bytes,
         )
 
 
@@ -114,14 +120,26 @@ class TokenizeOptions:
     def config(self, tokenizer: str, *, trust_remote_code: bool) -> TokenizeConfig:
         from arrowbank.corpus.tokenize import TokenizeConfig
 
-        return TokenizeConfig(
-            tokenizer=tokenizer,
-            max_tokens=self.max_tokens,
-            special_tokens=self.special_tokens,
-            on_long=self.on_long,
-            prompt=self.prompt,
-            trust_remote_code=trust_remote_code,
-        )
+        return make(TokenizeConfig, self, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+
+
+Dtype = Annotated[
+    str | None,
+    _build("--dtype", metavar="auto|float32|bfloat16|float16", show_default="auto", help="The model's, while it runs."),
+]
+LoadIn4Bit = Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")]
+Device = Annotated[str | None, _run("--device", show_default="auto", help="auto, cpu, cuda, cuda:1 …")]
+GpuMemory = Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")]
+MODEL_ONLY = ("pooling", "layer", "backbone", "dtype", "load_in_4bit", "device", "gpu_memory_gb")
+
+
+@dataclass(kw_only=True)
+class Running:
+    """How a model is run that is only asked for its answers."""
+
+    dtype: Dtype = None
+    load_in_4bit: LoadIn4Bit = False
+    device: Device = None
 
 
 @dataclass
@@ -132,48 +150,44 @@ class EncodeOptions:
     encoder: Annotated[
         str | None, _build("--encoder", metavar="MODULE:FACTORY", help="An encoder of your own instead of --model.")
     ] = None
-    pooling: Annotated[str, _build("--pooling", metavar="auto|mean|last|cls|max", help="auto: the model's own, else mean.")] = (
-        "auto"
-    )
-    layer: Annotated[int, _build("--layer", help="Hidden state that is pooled: 0 the embeddings, -1 the last.")] = -1
+    pooling: Annotated[
+        str | None,
+        _build(
+            "--pooling",
+            metavar="auto|mean|last|cls|max",
+            show_default="auto",
+            help="auto: the model's own, else mean.",
+        ),
+    ] = None
+    layer: Annotated[
+        int | None, _build("--layer", show_default="-1", help="Hidden state that is pooled: 0 the embeddings, -1 the last.")
+    ] = None
     no_normalize: Annotated[bool, _build("--no-normalize", help="Keep the vectors' length.")] = False
-    backbone: Annotated[str, _build("--backbone", metavar="inner|outer", help="Without or with the LM head.")] = "inner"
-    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
-        "auto"
-    )
-    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
+    backbone: Annotated[
+        str | None,
+        _build("--backbone", metavar="inner|outer", show_default="inner", help="Without or with the LM head."),
+    ] = None
+    dtype: Dtype = None
+    load_in_4bit: LoadIn4Bit = False
     max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     shard_rows: Annotated[int, _build("--shard-rows", help="Rows a shard (at most 1 GiB of vectors).")] = 65_536
     limit: Annotated[int | None, _build("--limit", help="Only the first N rows: a trial, never committed.")] = None
     no_mirror: Annotated[bool, _build("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.")] = False
-    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
-    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
-        None
-    )
+    device: Device = None
+    gpu_memory_gb: GpuMemory = None
 
     def config(self, *, trust_remote_code: bool, onto: str | None = None) -> EncodeConfig:
         from arrowbank.encoding import EncodeConfig
         from arrowbank.models import ModelConfig
         from arrowbank.plan import BatchRules
 
-        model = None
-        if self.model:
-            model = ModelConfig(
-                model=self.model,
-                pooling=self.pooling,  # type: ignore[arg-type]  # these three are checked there
-                layer=self.layer,
-                backbone=self.backbone,  # type: ignore[arg-type]
-                dtype=self.dtype,  # type: ignore[arg-type]
-                load_in_4bit=self.load_in_4bit,
-                gpu_memory_gb=self.gpu_memory_gb,
-                device=self.device,
-                trust_remote_code=trust_remote_code,
-            )
+        if self.encoder is not None:
+            refuse_unread("--encoder", self, MODEL_ONLY)
         return EncodeConfig(
-            model=model,
+            model=make(ModelConfig, self, trust_remote_code=trust_remote_code) if self.model else None,
             encoder=self.encoder,
-            rules=BatchRules(max_batch=self.max_batch, token_budget=self.token_budget),
+            rules=make(BatchRules, self),
             normalize=not self.no_normalize,
             shard_rows=self.shard_rows,
             limit=self.limit,
@@ -194,7 +208,7 @@ class StoreOptions:
 
     @property
     def budget_bytes(self) -> int | None:
-        return None if self.budget_gb is None else int(self.budget_gb * 1e9)
+        return billions("--budget-gb", self.budget_gb)
 
 
 @dataclass
@@ -210,16 +224,33 @@ class ImportOptions(StoreOptions):
     hidden_size: Annotated[int | None, _build("--hidden-size", help="Checked on all samples. Default: the first one's.")] = None
     vocab_size: Annotated[int | None, _build("--vocab-size", help="Token ids from here on are an error.")] = None
     last_hidden_norm: Annotated[
-        str,
-        _build("--last-hidden-norm", metavar="post|pre|unknown", help="Last hidden states: after or before the final norm."),
-    ] = "post"
+        str | None,
+        _build(
+            "--last-hidden-norm",
+            metavar="post|pre|unknown",
+            show_default="post",
+            help="Last hidden states: after or before the final norm.",
+        ),
+    ] = None
     loss_mask: Annotated[
-        str, _build("--loss-mask", metavar="ones_except_first|all_ones|from_dump", help="Which tokens count in the loss.")
-    ] = "ones_except_first"
+        str | None,
+        _build(
+            "--loss-mask",
+            metavar="auto|ones_except_first|all_ones|from_dump",
+            show_default="auto",
+            help="Which tokens count in the loss. auto: the dump's masks where every sample has one, else ones_except_first.",
+        ),
+    ] = None
     on_nonfinite: Annotated[str, _build("--on-nonfinite", metavar="error|keep|drop", help="What NaN and Inf do.")] = "error"
     on_bad_sample: Annotated[
-        str, _build("--on-bad-sample", metavar="error|quarantine", help="quarantine: leave it out and note why.")
-    ] = "error"
+        str | None,
+        _build(
+            "--on-bad-sample",
+            metavar="error|quarantine",
+            show_default="error",
+            help="quarantine: leave it out and note why.",
+        ),
+    ] = None
     allow_outside: Annotated[bool, _build("--allow-outside", help="Follow paths and links out of the dump.")] = False
     limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
     max_shard_bytes: Annotated[
@@ -229,22 +260,7 @@ class ImportOptions(StoreOptions):
     def config(self) -> ImportConfig:
         from arrowbank.targets.importing import ImportConfig
 
-        return ImportConfig(
-            target_model=self.target_model,
-            target_layer_ids=layer_list(self.layers),
-            hidden_size=self.hidden_size,
-            vocab_size=self.vocab_size,
-            last_hidden_norm=self.last_hidden_norm,
-            loss_mask=self.loss_mask,
-            on_nonfinite=self.on_nonfinite,
-            on_bad_sample=self.on_bad_sample,
-            allow_outside=self.allow_outside,
-            limit=self.limit,
-            codec=self.codec,
-            spans=self.spans,
-            max_shard_bytes=self.max_shard_bytes,
-            budget_bytes=self.budget_bytes,
-        )
+        return make(ImportConfig, self, target_layer_ids=layer_list(self.layers))
 
 
 @dataclass(kw_only=True)
@@ -252,26 +268,15 @@ class ModelOptions:
     """A frozen model and where it runs, for the stages that take its hidden states."""
 
     model: Annotated[str, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")]
-    dtype: Annotated[str, _build("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's, while it runs.")] = (
-        "auto"
-    )
-    load_in_4bit: Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")] = False
-    device: Annotated[str, _run("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto"
-    gpu_memory_gb: Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")] = (
-        None
-    )
+    dtype: Dtype = None
+    load_in_4bit: LoadIn4Bit = False
+    device: Device = None
+    gpu_memory_gb: GpuMemory = None
 
     def model_config(self, *, trust_remote_code: bool) -> ModelConfig:
         from arrowbank.models import ModelConfig
 
-        return ModelConfig(
-            model=self.model,
-            dtype=self.dtype,  # type: ignore[arg-type]  # checked there
-            load_in_4bit=self.load_in_4bit,
-            gpu_memory_gb=self.gpu_memory_gb,
-            device=self.device,
-            trust_remote_code=trust_remote_code,
-        )
+        return make(ModelConfig, self, trust_remote_code=trust_remote_code)
 
 
 @dataclass(kw_only=True)
@@ -297,28 +302,18 @@ class CaptureOptions(ModelOptions, StoreOptions):
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
-    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
+    max_line_bytes: MaxLineBytes = None
 
     def config(self, *, trust_remote_code: bool) -> CaptureConfig:
         from arrowbank.plan import BatchRules
         from arrowbank.targets.capturing import CaptureConfig
 
-        return CaptureConfig(
+        return make(
+            CaptureConfig,
+            self,
             model=self.model_config(trust_remote_code=trust_remote_code),
-            data=self.data,
-            target_layer_ids=layer_list(self.layers) or (),
-            tokenizer=self.tokenizer,
-            target_model=self.target_model,
-            max_length=self.max_length,
-            min_loss_tokens=self.min_loss_tokens,
-            last_hidden_norm=self.last_hidden_norm,
-            codec=self.codec,
-            spans=self.spans,
-            rules=BatchRules(max_batch=self.max_batch, token_budget=self.token_budget),
-            limit=self.limit,
-            max_shard_bytes=self.max_shard_bytes,
-            budget_bytes=self.budget_bytes,
-            max_line_bytes=self.max_line_bytes,
+            target_layer_ids=layer_list(self.layers),
+            rules=make(BatchRules, self),
         )
 
 
@@ -331,24 +326,31 @@ class RunOptions:
     engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
     workers: Workers = None
     ray_address: Annotated[str | None, _run("--ray-address", help="A cluster; default a local Ray.")] = None
-    drift_sample: Annotated[int, _run("--drift-sample", help="With --onto: how many old texts are encoded again first.")] = 64
-    min_cosine: Annotated[float, _run("--min-cosine", help="With --onto: the least cosine of these to their vectors.")] = 0.999
+    drift_sample: Annotated[
+        int | None,
+        _run("--drift-sample", show_default="64", help="With --onto: how many old texts are encoded again first; 0: none."),
+    ] = None
+    min_cosine: Annotated[
+        float | None,
+        _run("--min-cosine", show_default="0.999", help="With --onto: the least cosine of these to their vectors."),
+    ] = None
     restart: Restart = False
 
     def options(self, worker: str | None = None) -> Run:
         from arrowbank.encoding import RunOptions as Run
 
-        return Run(
-            engine=self.engine,
-            workers=self.workers,
-            worker=worker_part(worker),
-            ray_address=self.ray_address,
-            rows=row_range(self.rows),
-            shards=shard_list(self.shards),
-            restart=self.restart,
-            drift_sample=self.drift_sample,
-            min_cosine=self.min_cosine,
-        )
+        return make(Run, self, worker=worker_part(worker), rows=row_range(self.rows), shards=shard_list(self.shards))
+
+
+def make(kind: Callable[..., Config], options: object, **others: Any) -> Config:
+    """A config of those of its fields that `options` has by the same names, and of `others`. What is None is left to its default."""
+    named = {field.name: getattr(options, field.name, None) for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: value for name, value in (named | others).items() if value is not None})
+
+
+def billions(option: str, value: float | None) -> int | None:
+    """A number of 10^9 bytes as bytes."""
+    return None if value is None else int(checked_value(value, Positive, option) * 1e9)
 
 
 def pairs(option: str, values: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import CHECK_FAILED, progress_for
+from arrowbank.cli.show import fail_on, progress_for
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-from arrowbank.formats.lines import MAX_LINE_BYTES
+from arrowbank.settings import refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank.leakage import Audit
@@ -43,7 +43,7 @@ def search(
         ),
     ] = None,
     faiss: Annotated[bool, typer.Option("--faiss", help="Keep the vectors in memory with faiss: for many questions.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    device: Annotated[str | None, typer.Option("--device", show_default="auto", help="auto, cpu, cuda, cuda:1 …")] = None,
     gpu_memory_gb: Annotated[float | None, typer.Option("--gpu-memory-gb", help="A hard cap.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")] = False,
 ) -> None:
@@ -82,14 +82,13 @@ def audit(
         list[str] | None, typer.Option("--source", metavar="NAME=PATH", help="A split and its file or folder; repeat it.")
     ] = None,
     field: Annotated[
-        list[str] | None, typer.Option("--field", metavar="KIND=PATH", help="Where texts of a kind are, as for `scan`.")
+        list[str] | None,
+        typer.Option(
+            "--field", metavar="KIND=PATH", help="Where texts of a kind are, as for `scan`. Default: as BANK was built."
+        ),
     ] = None,
-    on_bad_line: Annotated[
-        str, typer.Option("--on-bad-line", metavar="error|skip", help="What a line that is not JSON does.")
-    ] = "error",
-    max_line_bytes: Annotated[
-        int, typer.Option("--max-line-bytes", help="A longer line of a source is an error.")
-    ] = MAX_LINE_BYTES,
+    on_bad_line: o.OnBadLine = None,
+    max_line_bytes: o.MaxLineBytes = None,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="NAME", help="The split that the others are compared to. Default: the first."),
@@ -112,12 +111,20 @@ def audit(
     from arrowbank.leakage import audit_file, write_audit
 
     sources = o.pairs("--source", source)
-    if field and not sources:
-        raise InputError("--field says where texts are in a --source. Two banks have theirs: leave it out.")
+    if not sources:
+        refuse_unread(
+            "two banks, which have their own texts", field=field, on_bad_line=on_bad_line, max_line_bytes=max_line_bytes
+        )
     scan = None
     if sources:
-        fields = o.pairs("--field", field) or o.DEFAULT_FIELDS
-        scan = ScanConfig(sources=sources, fields=fields, on_bad_line=on_bad_line, max_line_bytes=max_line_bytes)  # type: ignore[arg-type]  # checked there
+        scan = o.make(
+            ScanConfig,
+            None,
+            sources=sources,
+            fields=o.pairs("--field", field) or None,
+            on_bad_line=on_bad_line,
+            max_line_bytes=max_line_bytes,
+        )
     config = AuditConfig(scan=scan, threshold=threshold, max_shared=max_shared, against=against)
     if out is not None:
         audit_file(out, inputs_of(config, bank, other))
@@ -128,10 +135,7 @@ def audit(
         print(json.dumps({"phase": "done", **asdict(found)}, ensure_ascii=False), flush=True)
     else:
         _show_audit(found)
-    if not found.ok:
-        shared = f"{found.exact:,} texts are shared exactly and {found.near:,} nearly"
-        typer.echo(f"{shared}: more than --max-shared {max_shared}", err=True)
-        raise typer.Exit(CHECK_FAILED)
+    fail_on(found.failed)
 
 
 def _show_audit(found: Audit) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -174,6 +174,14 @@ def show_checks(checks: list[Check], as_json: bool) -> None:
         for check in checks:
             print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:{width}}  {check.detail}")
     if not ok:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def fail_on(problems: Sequence[str]) -> None:
+    """Say why a result does not pass, on standard error; exit code 1 where anything is said."""
+    for problem in problems:
+        typer.echo(f"FAIL  {problem}", err=True)
+    if problems:
         raise typer.Exit(CHECK_FAILED)
 
 

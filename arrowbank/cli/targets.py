@@ -11,6 +11,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
+from arrowbank.settings import refuse_unread
 
 FORMATS = {
     "of targets": ["deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "speculators", "modelopt"],
@@ -108,7 +109,8 @@ def export(
     from arrowbank.exporting import ExportConfig
     from arrowbank.exporting import export as run
 
-    config = ExportConfig(format=to, max_shard_bytes=max_shard_bytes, assume_norm=assume_norm, stride=stride)
+    given = {"max_shard_bytes": max_shard_bytes, "assume_norm": assume_norm, "stride": stride}
+    config = ExportConfig(format=to, **given)  # type: ignore[arg-type]  # checked there
     manifest = run(config, bank, out, restart=restart, progress=progress_for(common.json))
     finish(common.json, manifest, f"{out}: complete, as {to}.\nVerify it: arrowbank verify {shlex.quote(out)}")
 
@@ -116,14 +118,14 @@ def export(
 @spread
 def verify(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A target bank, or a DeepSpec cache.")],
+    how: o.Running,
     common: o.Common,
     model: Annotated[
         str | None, typer.Option("--model", metavar="M", help="The target model: proves layers and norm by computing again.")
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", help="How many samples the model computes again.")] = 4,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="auto|float32|bfloat16|float16", help="The model's.")] = "auto",
-    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="bitsandbytes NF4.")] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    samples: Annotated[
+        int | None, typer.Option("--samples", show_default="4", help="How many samples the model computes again.")
+    ] = None,
     trust_remote_code: o.TrustRemoteCode = False,
 ) -> None:
     """Prove hidden states: bytes, ids, masks, values; with --model that they are of the layers and norm they are labelled with.
@@ -133,15 +135,9 @@ def verify(
     from arrowbank.models import ModelConfig
     from arrowbank.targets.proof import verify_targets
 
-    config = None
-    if model:
-        config = ModelConfig(
-            model=model,
-            dtype=dtype,  # type: ignore[arg-type]  # checked there
-            load_in_4bit=load_in_4bit,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
+    if model is None:
+        refuse_unread("no --model", how, ["dtype", "load_in_4bit", "device"], trust_remote_code=trust_remote_code)
+    config = o.make(ModelConfig, how, model=model, trust_remote_code=trust_remote_code) if model is not None else None
     show_checks(verify_targets(folder, config, samples=samples, progress=progress_for(common.json)), common.json)
 
 

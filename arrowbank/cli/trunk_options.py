@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, Tokenizer, layer_list, pairs
-from arrowbank.formats.lines import MAX_LINE_BYTES
+from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, Tokenizer, billions, layer_list, make, pairs
 
 if TYPE_CHECKING:
     from arrowbank.trunk.planning import TrunkConfig, TrunkData
@@ -32,7 +31,9 @@ class TrunkOptions(ModelOptions):
     ]
     window: Annotated[int, _build("--window", help="Tokens a window.")] = 2048
     topk: Annotated[int, _build("--topk", help="Most likely next tokens kept a row.")] = 64
-    tokens: Annotated[int, _build("--tokens", help="Tokens taken of a set.")] = 393_216
+    tokens: Annotated[
+        int | None, _build("--tokens", show_default="393216", help="Tokens taken of a set without @TOKENS of its own.")
+    ] = None
     chain: Annotated[int, _build("--chain", help="Steps that the draft looks ahead (for the last window).")] = 3
     hidden: Annotated[str, _build("--hidden", metavar="post|pre", help="Hidden states: after or before the final norm.")] = (
         "post"
@@ -42,35 +43,29 @@ class TrunkOptions(ModelOptions):
     )
     hold_all: Annotated[bool, _build("--hold-all", help="Hold every window out: for evaluation only.")] = False
     tokenizer: Tokenizer = None
-    text_field: Annotated[str, _build("--text-field", metavar="NAME", help="Where texts are in .jsonl, datasets.")] = "text"
+    text_field: Annotated[
+        str | None, _build("--text-field", metavar="NAME", show_default="text", help="Where texts are in .jsonl, datasets.")
+    ] = None
     max_batch: Annotated[
         int, _build("--max-batch", help="Windows a forward pass; 1: a row depends on no other window, to the bit.")
     ] = 1
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
     budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
-    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
+    max_line_bytes: MaxLineBytes = None
 
     def config(self, *, trust_remote_code: bool) -> TrunkConfig:
         from arrowbank.plan import BatchRules
         from arrowbank.trunk.planning import TrunkConfig
 
-        return TrunkConfig(
+        return make(
+            TrunkConfig,
+            self,
             model=self.model_config(trust_remote_code=trust_remote_code),
             data=data_sets(self.data),
-            window=self.window,
-            topk=self.topk,
-            tokens=self.tokens,
-            chain=self.chain,
-            hidden=self.hidden,
-            taps=layer_list(self.taps, "--taps") or (),
-            hold_all=self.hold_all,
-            tokenizer=self.tokenizer,
-            text_field=self.text_field,
-            rules=BatchRules(max_batch=self.max_batch, token_budget=self.token_budget),
-            max_shard_bytes=self.max_shard_bytes,
-            budget_bytes=None if self.budget_gb is None else int(self.budget_gb * 1e9),
-            max_line_bytes=self.max_line_bytes,
+            taps=layer_list(self.taps, "--taps"),
+            rules=make(BatchRules, self),
+            budget_bytes=billions("--budget-gb", self.budget_gb),
         )
 
 

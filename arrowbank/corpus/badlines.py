@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from arrowbank.corpus.fields import FieldPath, spell_path
 
 SKIP_HINT = "Fix the line, or give --on-bad-line skip, which skips and counts such lines."
 
-# a string, or one character of structure; the three constants that `json` reads and JSON does not have
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]|-?Infinity|NaN')
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]')  # a string, or one character of structure
 
 
 @dataclass(eq=False)
@@ -49,12 +48,9 @@ def unreadable(error: OSError) -> BadLine:
     return BadLine(0, f"cannot be read any more ({error.strerror})", remedy=remedy, skippable=False)
 
 
-class _NotJson(ValueError):
-    pass
-
-
 def parse_line(line: bytes, number: int) -> dict[str, Any] | None:
-    """The object on a line, None for a blank one. Raises BadLine. Every number in it is 0."""
+    """The object on a line, None for a blank one. Raises BadLine. Every number in it is 0, those included that JSON does not have
+    and Python writes: NaN, Infinity, -Infinity."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -65,8 +61,6 @@ def parse_line(line: bytes, number: int) -> dict[str, Any] | None:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise BadLine(number, f"not JSON ({error.msg})", error.colno) from None
-    except _NotJson as error:
-        raise BadLine(number, f"not JSON ({error} is no JSON value)", _constant_column(text)) from None
     except RecursionError:
         raise BadLine(number, "nested too deeply to be read", _deepest_column(text)) from None
     if not isinstance(value, dict):
@@ -74,21 +68,12 @@ def parse_line(line: bytes, number: int) -> dict[str, Any] | None:
     return value
 
 
-def _reject_constant(name: str) -> NoReturn:
-    raise _NotJson(name)
-
-
 def _number(_digits: str) -> int:
     """Numbers are never texts: their value, which may be too long for Python to convert, does not matter."""
     return 0
 
 
-_DECODER = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=_reject_constant)
-
-
-def _constant_column(text: str) -> int:
-    """Where the constant is that stopped the decoder: up to there the line is JSON."""
-    return next(match.start() + 1 for match in _TOKENS.finditer(text) if match[0][-1] in "yN")
+_DECODER = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=_number)
 
 
 def _deepest_column(text: str) -> int:

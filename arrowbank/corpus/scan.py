@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -43,10 +43,12 @@ from arrowbank.corpus.sources import (
 )
 from arrowbank.corpus.workers import Extracted, Workers
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.formats.lines import MAX_LINE_BYTES, check_limit
+from arrowbank.formats.lines import MAX_LINE_BYTES
 from arrowbank.plan import SHARD_ROWS
-from arrowbank.progress import SILENT, Progress
+from arrowbank.progress import SILENT, Progress, tell_unread
+from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
 
+DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
 METHOD = 1  # raise it when the same recipe would give other rows
 
 BLOCK_BYTES = 1 << 20
@@ -56,48 +58,52 @@ EXPANSION = 6  # of compressed text, roughly
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanConfig:
-    """What to scan. `sources`: (split name, path) pairs; `fields`: (kind, field path) pairs, taken in this order in every episode.
+class ScanConfig(Settings):
+    """What to scan. `sources`: (split name, path) pairs; `fields`: (kind, field path) pairs, taken in this order in every episode
+    (None: DEFAULT_FIELDS).
 
     `strict`: a number, bool, list or object in place of a text is an error. `on_bad_line`: what to do with lines that are no JSON
-    object in UTF-8. `onto`: a committed texts bank whose rows stay ahead of the new ones. `max_line_bytes`: a longer line is an error;
-    it bounds the memory that a line may take and decides no row.
+    object in UTF-8 (None: "error"; refused where all sources are tables, which have no lines). `onto`: a committed texts bank whose
+    rows stay ahead of the new ones. `max_line_bytes`: a longer line is an error; it bounds the memory that a line may take and decides
+    no row.
     """
 
-    sources: tuple[tuple[str, str], ...]
-    fields: tuple[tuple[str, str], ...] = (("query", "query"), ("candidate", "candidates[].text"))
+    sources: Annotated[tuple[tuple[str, Place], ...], Flag("--source")]
+    fields: Annotated[tuple[tuple[str, str], ...], Flag("--field")] | None = None
     strict: bool = False
-    on_bad_line: Literal["error", "skip"] = "error"
-    onto: str | None = None
-    max_line_bytes: int = MAX_LINE_BYTES
+    on_bad_line: Literal["error", "skip"] | None = None
+    onto: Place | None = None
+    max_line_bytes: Count = MAX_LINE_BYTES
 
-    def __post_init__(self) -> None:
-        check_limit(self.max_line_bytes)
+    def check(self) -> None:
         if not self.sources:
             raise InputError("No source is given. Name at least one, such as --source train=train.jsonl.")
-        if not self.fields:
+        if not self.paths:
             raise InputError("No field is given. Name at least one, such as --field query=query.")
-        for option, pairs in (("--source", self.sources), ("--field", self.fields)):
+        for option, pairs in (("--source", self.sources), ("--field", self.paths)):
             for name, value in pairs:
                 if not name or not value or name != name.strip():
                     raise InputError(
                         f"{option} {name}={value}: a name and a value are needed on either side of the equals sign."
                     )
-        for _, path in self.fields:
+        for _, path in self.paths:
             parse_path(path)
-        if len(set(self.fields)) < len(self.fields):
+        if len(set(self.paths)) < len(self.paths):
             raise InputError(
-                f"--field: one field is given twice in {', '.join(f'{kind}={path}' for kind, path in self.fields)}."
+                f"--field: one field is given twice in {', '.join(f'{kind}={path}' for kind, path in self.paths)}."
             )
-        if len({kind for kind, _ in self.fields}) > 255:
+        if len({kind for kind, _ in self.paths}) > 255:
             raise InputError("--field: more than 255 kinds.")
-        if self.on_bad_line not in ("error", "skip"):
-            raise InputError(f"--on-bad-line {self.on_bad_line}: it is error or skip.")
+
+    @property
+    def paths(self) -> tuple[tuple[str, str], ...]:
+        """`fields`, their default in place."""
+        return DEFAULT_FIELDS if self.fields is None else self.fields
 
     @property
     def rules(self) -> Rules:
         return Rules(
-            fields=self.fields,
+            fields=self.paths,
             strict=self.strict,
             skip_bad_lines=self.on_bad_line == "skip",
             max_line_bytes=self.max_line_bytes,
@@ -105,11 +111,12 @@ class ScanConfig:
 
 
 @explains("out")
+@checked
 def scan(
     config: ScanConfig,
     out: str | Path,
     *,
-    workers: int | None = None,
+    workers: Natural | None = None,
     restart: bool = False,
     progress: Progress = SILENT,
 ) -> Manifest:
@@ -120,7 +127,7 @@ def scan(
 
     Raises InputError (a source or line that is not usable), PlanMismatch, BankLocked, DiskFull, CorruptBank (`onto`), WorkerDied.
     """
-    sources = find_sources(config.sources)
+    sources = _sources(config, progress)
     require_separate([("--out", out)], inputs_of(config))
     old = _old_bank(config.onto)
     files = [file for source in sources for file in source.files]
@@ -140,6 +147,16 @@ def scan(
 
 
 # before the first line
+
+
+def _sources(config: ScanConfig, progress: Progress) -> list[Source]:
+    """The sources; InputError for an option that nothing in them needs. What lies in their folders and is not read is named."""
+    sources = find_sources(config.sources)
+    if all(file.is_table for source in sources for file in source.files):
+        refuse_unread("tables (.parquet, .arrow), which have no lines", config, ["on_bad_line", "max_line_bytes"])
+    for source in sources:
+        tell_unread(progress, source.path, files=source.beside)
+    return sources
 
 
 def _worker_count(files: Sequence[SourceFile]) -> int:
@@ -178,9 +195,9 @@ def _recipe(config: ScanConfig, entries: Sequence[Mapping[str, Any]], old: Bank 
     """All that decides the rows, and the two options that decide whether there is a bank at all."""
     return {
         "method": METHOD,
-        "fields": [list(pair) for pair in config.fields],
+        "fields": [list(pair) for pair in config.paths],
         "strict": config.strict,
-        "on_bad_line": config.on_bad_line,
+        "on_bad_line": config.on_bad_line or "error",
         "shard_rows": SHARD_ROWS,
         "shard_text_bytes": SHARD_TEXT_BYTES,
         "sources": {
@@ -301,7 +318,7 @@ class KeyBlock:
 
 def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progress = SILENT) -> Iterator[KeyBlock]:
     """The key and kind of every text that `scan` would meet, in order, and nothing written. Raises what `scan` raises for sources."""
-    sources = find_sources(config.sources)
+    sources = _sources(config, progress)
     files = [file for source in sources for file in source.files]
     with Workers(config.rules, _worker_count(files) if workers is None else workers) as crew:
         prints = fingerprint(files, progress)
@@ -358,7 +375,7 @@ def _manifest_fields(
     if not total:
         raise InputError(
             f"No text is in the sources: {rows.counts.episodes} episodes have none at "
-            f"{' or '.join(path for _, path in config.fields)}. Give --field KIND=PATH for where the texts are."
+            f"{' or '.join(path for _, path in config.paths)}. Give --field KIND=PATH for where the texts are."
         )
     counts = msgspec.to_builtins(rows.counts) | {"duplicates": rows.counts.texts_seen - rows.shards.rows}
     hashes = {
@@ -373,7 +390,7 @@ def _manifest_fields(
         **old_hashes,
         **hashes,
         "sources": [*before.get("sources", ()), *entries],
-        "fields": [list(pair) for pair in config.fields],
+        "fields": [list(pair) for pair in config.paths],
         "text_count": total,
         "kinds": _sum(before.get("kinds", {}), dict(zip(rows.kinds, rows.by_kind.tolist(), strict=True))),
         "source_rows": _sum(before.get("source_rows", {}), dict(zip(rows.names, rows.by_source.tolist(), strict=True))),

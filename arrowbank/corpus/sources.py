@@ -50,11 +50,12 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """What was given for a split: its name, the path, and the files there in order."""
+    """What was given for a split: its name, the path, the files there in order, and the names of what else is there."""
 
     name: str
     path: Path
     files: tuple[SourceFile, ...]
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,20 @@ class Print:
 
 def find_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
     """The files behind (name, path) pairs. Raises InputError for what is not there or not known."""
-    return [Source(name, Path(path), tuple(_files_at(name, Path(path)))) for name, path in named]
+    return [_source(name, Path(path)) for name, path in named]
+
+
+def _source(name: str, path: Path) -> Source:
+    files = _files_at(name, path)
+    return Source(name, path, tuple(files), tuple(_beside(path, files)) if path.is_dir() else ())
+
+
+def _beside(folder: Path, files: Sequence[SourceFile]) -> list[str]:
+    """What else is in a folder of sources; beside a saved dataset, only data files that it does not name."""
+    read = {file.path.name for file in files}
+    saved = (folder / "state.json").is_file()
+    names = sorted(path.name for path in folder.iterdir() if path.name not in read and path.name[0] not in "._")
+    return [name for name in names if name.endswith(".arrow") or not saved]
 
 
 def _files_at(name: str, path: Path) -> list[SourceFile]:

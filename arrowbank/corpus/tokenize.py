@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,8 @@ from arrowbank.corpus.children import bound_children
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.plan import SHARD_ROWS, Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Place, Settings, checked
+from arrowbank.spawned import REMEDY
 
 if TYPE_CHECKING:
     import datasets
@@ -45,7 +47,7 @@ BATCH_ROWS = 1000
 ROWS_WORTH_A_PROCESS = 2000
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 NO_TOKENS = [0]  # stands for a text that gives none
-CARRIED = ("sources", "kinds", "text_count")
+CARRIED = ("sources", "fields", "kinds", "text_count")
 COUNTS = ("truncated", "empty", "tokens")  # of a shard, and of the bank
 
 BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
@@ -53,29 +55,24 @@ RESULT_SCHEMA = pa.unify_schemas([BANK_SCHEMA, pa.schema({"truncated": pa.bool_(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeConfig:
+class TokenizeConfig(Settings):
     """How texts become tokens. `tokenizer` is a folder or a name that transformers knows; it must be a fast one.
 
     `max_tokens` counts special tokens, where `special_tokens` asks for them. `prompt` goes before every text. `on_long` is what
     happens to a text of more tokens: "truncate" (on the tokenizer's own side, counted) or "error".
     """
 
-    tokenizer: str
-    max_tokens: int = 256
+    tokenizer: Place
+    max_tokens: Count = 256
     special_tokens: bool = False
-    on_long: str = "truncate"
+    on_long: Literal["truncate", "error"] = "truncate"
     prompt: str = ""
     trust_remote_code: bool = False
-    shard_rows: int = SHARD_ROWS
+    shard_rows: Annotated[Count, Flag("")] = SHARD_ROWS
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.tokenizer:
             raise InputError("tokenizer is empty. Give a model folder or name.")
-        if self.on_long not in ("truncate", "error"):
-            raise InputError(f"on_long is {self.on_long!r}, it must be 'truncate' or 'error'.")
-        for name in ("max_tokens", "shard_rows"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1.")
 
     @property
     def rows_a_shard(self) -> int:
@@ -113,12 +110,13 @@ class Batches:
 
 
 @explains("out")
+@checked
 def tokenize(
     config: TokenizeConfig,
     texts: str | Path,
     out: str | Path,
     *,
-    num_proc: int | None = None,
+    num_proc: Count | None = None,
     restart: bool = False,
     progress: Progress = SILENT,
 ) -> Manifest:
@@ -127,8 +125,6 @@ def tokenize(
     Goes on where an earlier run of the same recipe stopped. Raises InputError (a tokenizer that is not fast; a text that is too
     long, under `on_long="error"`), CorruptBank (the texts), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
-    if num_proc is not None and num_proc < 1:
-        raise InputError(f"num_proc is {num_proc}, it must be at least 1.")
     source = open_bank(texts)
     require_separate([("--out", out)], [("TEXTS", source), ("--tokenizer", models.local_model(config.tokenizer))])
     if "text" not in source.columns:
@@ -207,6 +203,7 @@ class _Work:
             piece.unlink()
 
     def _map(self, shard: Shard) -> datasets.Dataset:
+        import multiprocess  # what datasets starts its processes with
         from datasets import Features
 
         processes = min(self._processes, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
@@ -231,6 +228,7 @@ class _Work:
             raise WorkerDied(
                 f"{self._bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of "
                 "memory?). Finished shards are kept: run the same command again, with a smaller --num-proc if memory is short."
+                + ("" if multiprocess.get_start_method() == "fork" else f" {REMEDY}")
             ) from error
 
     def _too_long(self, row: int) -> InputError:

@@ -6,16 +6,15 @@ import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from arrowbank.errors import InputError
+from arrowbank.models.config import ModelConfig
 from arrowbank.plan import SHARD_ROWS, BatchRules
-
-if TYPE_CHECKING:
-    from arrowbank.models import ModelConfig
+from arrowbank.settings import Cosine, Count, Flag, Natural, Place, Settings, refuse_unread
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
 # It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
@@ -51,7 +50,7 @@ class StreamEncoder(Encoder, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeConfig:
+class EncodeConfig(Settings):
     """Everything that decides the vectors, together with the token bank.
 
     Either `model` (transformers) or `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
@@ -62,19 +61,15 @@ class EncodeConfig:
     model: ModelConfig | None = None
     encoder: str | None = None
     rules: BatchRules = field(default_factory=BatchRules)
-    normalize: bool = True
-    shard_rows: int = SHARD_ROWS
-    limit: int | None = None
-    mirror: bool = True
-    onto: str | None = None
+    normalize: Annotated[bool, Flag("--no-normalize")] = True
+    shard_rows: Count = SHARD_ROWS
+    limit: Count | None = None
+    mirror: Annotated[bool, Flag("--no-mirror")] = True
+    onto: Place | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if (self.model is None) == (self.encoder is None):
             raise InputError("Give either a model or an encoder (package.module:factory), not both and not neither.")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"limit is {self.limit}, it must be at least 1.")
-        if self.shard_rows < 1:
-            raise InputError(f"shard_rows is {self.shard_rows}, it must be at least 1.")
         if self.limit is not None and self.onto is not None:
             raise InputError(
                 "limit is for trials, which are never committed, and onto for a bank that grows: give one of them."
@@ -87,29 +82,29 @@ class EncodeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Settings):
     """What decides how and which part of a bank is made, never what is in it.
 
     `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every
-    n-th shard. Where a bank grows, each worker first encodes `drift_sample` of the old texts again (0: none); a cosine to the
-    stored vector below `min_cosine` ends the run.
+    n-th shard. Where a bank grows, each worker first encodes `drift_sample` of the old texts again (None: 64, 0: none); a cosine
+    to the stored vector below `min_cosine` (None: 0.999) ends the run.
     """
 
-    engine: str = "local"
-    workers: int | None = None
+    engine: Literal["local", "ray"] = "local"
+    workers: Count | None = None
     worker: tuple[int, int] | None = None
     ray_address: str | None = None
     rows: tuple[int, int] | None = None
     shards: tuple[int, ...] | None = None
     restart: bool = False
-    drift_sample: int = DRIFT_SAMPLE
-    min_cosine: float = MIN_COSINE
+    drift_sample: Natural | None = None
+    min_cosine: Cosine | None = None
 
-    def __post_init__(self) -> None:
-        if self.drift_sample < 0:
-            raise InputError(f"drift_sample is {self.drift_sample}, it must be at least 0.")
-        if not -1 <= self.min_cosine <= 1:
-            raise InputError(f"min_cosine is {self.min_cosine}, it must lie within -1 to 1.")
+    def check(self) -> None:
+        if self.engine == "local":
+            refuse_unread("--engine local", self, ["ray_address"])
+        if self.drift_sample == 0:
+            refuse_unread("--drift-sample 0", self, ["min_cosine"])
         if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
             raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
         if self.worker is not None and self.restart:

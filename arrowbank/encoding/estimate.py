@@ -18,6 +18,7 @@ from arrowbank.encoding.shards import text_bytes
 from arrowbank.encoding.stage import EncodePlan, open_tokens
 from arrowbank.plan import Batch, batch_counts, batches, gather
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 SAMPLED_BATCHES = 8
 
@@ -49,6 +50,7 @@ class Estimate:
 
 
 @explains("tokens", "read")
+@checked
 def estimate(
     config: EncodeConfig,
     tokens: str | Path,

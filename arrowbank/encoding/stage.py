@@ -19,7 +19,14 @@ from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirr
 from arrowbank.bank.opening import open_texts_behind
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.encoding.config import ENCODING_METHOD, EncodeConfig, RunOptions, load_custom_encoder
+from arrowbank.encoding.config import (
+    DRIFT_SAMPLE,
+    ENCODING_METHOD,
+    MIN_COSINE,
+    EncodeConfig,
+    RunOptions,
+    load_custom_encoder,
+)
 from arrowbank.encoding.drift import DriftCheck, told_since
 from arrowbank.encoding.growing import adopt, check_fits, open_old
 from arrowbank.encoding.shards import EncodeJob, text_bytes
@@ -27,14 +34,16 @@ from arrowbank.errors import InputError
 from arrowbank.models import local_model
 from arrowbank.plan import Shard, rows_a_shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked, refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
 
-CARRIED = ("sources", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
+CARRIED = ("sources", "fields", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
 
 
 @explains("out")
+@checked
 def encode(
     config: EncodeConfig,
     tokens: str | Path,
@@ -54,6 +63,8 @@ def encode(
     otherwise, and ContractError where this environment no longer gives its vectors.
     """
     options = options or RunOptions()
+    if config.onto is None:
+        refuse_unread("a bank that does not grow (no --onto)", options, ["drift_sample", "min_cosine"])
     plan = EncodePlan(config, open_tokens(tokens), texts)
     require_separate([("--out", out)], [("TOKENS", plan.tokens), ("--texts", plan.texts_folder), *inputs_of(config)])
     if plan.old:
@@ -219,14 +230,15 @@ class EncodePlan:
 
     def drift_check(self, out: Path, options: RunOptions) -> DriftCheck | None:
         """What workers measure first, where the bank grows."""
-        if self.old is None or not options.drift_sample:
+        sample = DRIFT_SAMPLE if options.drift_sample is None else options.drift_sample
+        if self.old is None or not sample:
             return None
         return DriftCheck(
             config=self.config,
             old=str(self.old.folder.resolve()),
             out=str(out.resolve()),
-            sample=options.drift_sample,
-            min_cosine=options.min_cosine,
+            sample=sample,
+            min_cosine=MIN_COSINE if options.min_cosine is None else options.min_cosine,
         )
 
     def bytes_to_write(self, bank: BankWriter) -> int:

@@ -21,8 +21,9 @@ from arrowbank.bank.checks import reason
 from arrowbank.bank.refusals import explained
 from arrowbank.engine.crew import Advanced, Died, Event, Failed, Finished, Job, WorkerFailed
 from arrowbank.engine.here import make_and_write
-from arrowbank.errors import ArrowbankError
+from arrowbank.errors import ArrowbankError, InputError, WorkerDied
 from arrowbank.plan import Shard
+from arrowbank.spawned import NO_MAIN_GUARD, REMEDY, leave_while_importing_main, main_script
 
 SECONDS_TO_LEAVE = 5
 
@@ -32,9 +33,11 @@ class ProcessCrew:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        leave_while_importing_main()
         self._context = multiprocessing.get_context("spawn")
         self._members: dict[int, _Member] = {}
         self._hired = itertools.count()
+        self._began: set[int] = set()  # those that have reported something
 
     def __enter__(self) -> ProcessCrew:
         return self
@@ -69,15 +72,23 @@ class ProcessCrew:
         for pipe in wait([member.pipe for member in self._members.values()]):
             name = names[id(pipe)]
             try:
-                yield name, self._members[name].pipe.recv()
+                event = self._members[name].pipe.recv()
+                self._began.add(name)
+                yield name, event
             except (EOFError, ConnectionResetError):
                 yield name, self._bury(name)
 
-    def _bury(self, name: int) -> Died:
+    def _bury(self, name: int) -> Died | Failed:
         member = self._members.pop(name)
         member.pipe.close()
         member.process.join()
         code = member.process.exitcode or 0
+        if code == NO_MAIN_GUARD:
+            return Failed(InputError(f"{main_script()}: has no main guard. {REMEDY}"))
+        if code == 1 and name not in self._began:  # an exception before it could report one: the main script's own
+            return Failed(
+                WorkerDied(f"{main_script()}: a worker process failed while it imported this script, as said above. {REMEDY}")
+            )
         return Died(f"killed by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}")
 
 

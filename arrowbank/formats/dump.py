@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from arrowbank.bank.names import is_inside
 from arrowbank.bank.targets import TargetFacts, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor
-from arrowbank.progress import SILENT, Progress
+from arrowbank.progress import SILENT, Progress, tell_unread
 
 INDEX = "index.jsonl"
 FILE_NAMES = ("file", "path", "safetensors", "sample", "shard")
@@ -31,7 +31,7 @@ ID_NAMES = ("input_ids", "input_id", "ids", "tokens")
 TAP_NAMES = ("target_hidden_states", "hidden_states", "target_hidden")
 LAST_NAMES = ("target_last_hidden_states", "last_hidden_states", "target_last_hidden")
 MASK_NAMES = ("loss_mask", "loss_masks")
-LOSS_MASKS = ("ones_except_first", "all_ones", "from_dump")
+LossMask = Literal["auto", "ones_except_first", "all_ones", "from_dump"]
 MAX_LINE = 1 << 24
 INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")
 MASKS = ("BOOL", *INTEGERS, "F16", "F32", "F64")
@@ -40,11 +40,12 @@ FLOATS = ("F16", "F32", "F64", "BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True, kw_only=True)
 class DumpRules:
-    """How a dump is read. What is None is taken from the first sample, and checked on all others."""
+    """How a dump is read. What is None is taken from the first sample, and checked on all others. `loss_mask` "auto": the dump's
+    own masks where every good sample has one, else ones_except_first."""
 
     target_layer_ids: tuple[int, ...] | None = None
     hidden_size: int | None = None
-    loss_mask: str = "ones_except_first"
+    loss_mask: LossMask = "auto"
     vocab_size: int | None = None
     limit: int | None = None
     allow_outside: bool = False
@@ -62,6 +63,10 @@ class Quarantined:
 
 class _BadSample(Exception):
     """Why a sample is no good: tensor, found, expected."""
+
+
+class _NoMask(Exception):
+    """A good sample without a loss mask of its own, under the rule "auto": where it is."""
 
 
 @dataclass
@@ -97,16 +102,21 @@ def open_dump(folder: str | Path, rules: DumpRules, *, target_model: str, norm: 
     """Look at every sample of the dump in `folder`.
 
     Raises InputError with line, file, tensor, found and expected for the first sample that is no good (unless
-    `rules.quarantine`), and for a dump without a good sample.
+    `rules.quarantine`), and for a dump without a good sample. What the dump holds beside that is named in a message.
     """
     survey = _Survey(Path(folder), rules, target_model, norm)
-    with progress.phase("look", None, unit="samples") as phase:
-        for number, line in _lines(Path(folder) / INDEX):
-            if rules.limit is not None and len(survey.files) >= rules.limit:
-                break
-            survey.take(number, line)
-            phase.advance(1)
-    return survey.finish()
+    how = "the dump's own"
+    try:
+        survey.look(progress)
+    except _NoMask as missing:
+        how = f"1, but 0 for the first token of each sample ({missing} has none of its own)"
+        survey = _Survey(Path(folder), replace(rules, loss_mask="ones_except_first"), target_model, norm)
+        survey.look(progress)
+    found = survey.finish()
+    if rules.loss_mask == "auto":
+        progress.message(f"{folder}: loss masks are {how} (--loss-mask {found.facts.loss_mask})")
+    survey.tell_unread(progress)
+    return found
 
 
 def _lines(index: Path) -> Iterator[tuple[int, bytes]]:
@@ -138,13 +148,34 @@ class _Survey:
         self.files: list[Path] = []
         self._lengths: list[int] = []
         self._quarantined: list[Quarantined] = []
+        self._unread: dict[str, dict[str, None]] = {"tensors": {}, f"fields of {INDEX}": {}}
+        self._whole = True
+
+    def look(self, progress: Progress) -> None:
+        """Take up the samples of the index, as many as are asked for. Raises _NoMask under the rule "auto"."""
+        with progress.phase("look", None, unit="samples") as phase:
+            for number, line in _lines(self._folder / INDEX):
+                if self._rules.limit is not None and len(self.files) >= self._rules.limit:
+                    self._whole = False
+                    break
+                self.take(number, line)
+                phase.advance(1)
+
+    def tell_unread(self, progress: Progress) -> None:
+        """Name what the dump holds and nobody reads."""
+        paths = sorted(self._folder.rglob("*")) if self._whole else []
+        files = [path for path in paths if path.is_file() and path.name != INDEX and path.resolve() not in self._seen]
+        names = [path.relative_to(self._folder).as_posix() for path in files]
+        tell_unread(progress, self._folder, **self._unread, files=names)
 
     def take(self, number: int, line: bytes) -> None:
         name = ""
         try:
-            name = _file_of(line)
+            name = self._file_of(line)
             path = self._path(name, number)
             self._look(path)
+        except _NoMask:
+            raise _NoMask(f"{name} in line {number}") from None
         except (_BadSample, InputError) as error:
             self._refuse(number, name, str(error))
 
@@ -181,9 +212,11 @@ class _Survey:
         found = _Sample(SafetensorsFile(path), self._rules.loss_mask)
         facts = self._facts or self._facts_of(found)
         found.check(facts)
-        input_ids, loss_mask = found.input_ids(), found.loss_mask()
+        input_ids = found.input_ids()
         _check_ids(input_ids, self._rules.vocab_size)
+        loss_mask = found.loss_mask()
         self._facts = facts
+        self._unread["tensors"] |= dict.fromkeys(found.unread())
         for part in (path.name.encode(), found.file.header, input_ids.tobytes(), loss_mask.tobytes()):
             self._content.update(part)
         self.files.append(path)
@@ -203,9 +236,24 @@ class _Survey:
             hidden_size=hidden_size,
             target_model_name_or_path=self._target_model,
             last_hidden_norm=self._norm,
-            loss_mask=rules.loss_mask,
+            loss_mask="from_dump" if rules.loss_mask == "auto" else rules.loss_mask,
             vocab_size=rules.vocab_size,
         )
+
+    def _file_of(self, line: bytes) -> str:
+        """The file that a line names; what else the line says is noted."""
+        try:
+            entry = parsed_json(line, max_bytes=MAX_LINE, strict=False)
+        except ValueError as error:
+            raise _BadSample(f"not JSON ({error})") from None
+        key = next((key for key in FILE_NAMES if key in entry), None) if isinstance(entry, dict) else None
+        name = entry[key] if key is not None else None
+        if not isinstance(name, str) or not name:
+            raise _BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
+        if not name.isprintable():
+            raise _BadSample(f"not the name of a file ({name!r} has characters that cannot be printed)")
+        self._unread[f"fields of {INDEX}"] |= dict.fromkeys(str(other) for other in entry if other != key)
+        return name
 
     def _refuse(self, number: int, name: str, reason: str) -> None:
         if not self._rules.quarantine:
@@ -217,32 +265,29 @@ class _Survey:
         self._quarantined.append(Quarantined(number, name, reason))
 
 
-def _file_of(line: bytes) -> str:
-    try:
-        entry = parsed_json(line, max_bytes=MAX_LINE, strict=False)
-    except ValueError as error:
-        raise _BadSample(f"not JSON ({error})") from None
-    name = next((entry[key] for key in FILE_NAMES if key in entry), None) if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not name:
-        raise _BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
-    if not name.isprintable():
-        raise _BadSample(f"not the name of a file ({name!r} has characters that cannot be printed)")
-    return name
-
-
 class _Sample:
     """A sample's tensors under their first present names, and what they come to."""
 
     def __init__(self, file: SafetensorsFile, loss_mask: str) -> None:
         self.file, self._rule = file, loss_mask
         self.ids, self.taps, self.last = (self._find(names) for names in (ID_NAMES, TAP_NAMES, LAST_NAMES))
-        self.mask = self._find(MASK_NAMES) if loss_mask == "from_dump" else None
+        self.mask = self._first(MASK_NAMES) if loss_mask == "auto" else None
+        if loss_mask == "from_dump":
+            self.mask = self._find(MASK_NAMES)
         self.tokens = _elements(self.ids)
         if not self.tokens:
             _expected(self.ids, "at least one token")
 
+    def unread(self) -> list[str]:
+        """The names of the file's other tensors."""
+        read = (self.ids, self.taps, self.last, self.mask)
+        return [name for name, tensor in self.file.tensors.items() if tensor not in read]
+
+    def _first(self, names: tuple[str, ...]) -> Tensor | None:
+        return next((self.file.tensors[name] for name in names if name in self.file.tensors), None)
+
     def _find(self, names: tuple[str, ...]) -> Tensor:
-        found = next((self.file.tensors[name] for name in names if name in self.file.tensors), None)
+        found = self._first(names)
         if found is None:
             there = ", ".join(self.file.tensors) or "none"
             raise _BadSample(f"no tensor {' or '.join(names)}; the file has: {there}")
@@ -280,6 +325,8 @@ class _Sample:
         return ids.astype(np.int32)
 
     def loss_mask(self) -> npt.NDArray[np.uint8]:
+        if self.mask is None and self._rule == "auto":
+            raise _NoMask
         if self.mask is None:
             mask = np.ones(self.tokens, np.uint8)
             if self._rule == "ones_except_first":

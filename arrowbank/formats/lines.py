@@ -24,12 +24,6 @@ class DamagedData(Exception):
     """Compressed data that are not what they should be."""
 
 
-def check_limit(max_line_bytes: int) -> None:
-    """InputError for a limit that no line could keep."""
-    if max_line_bytes < 1:
-        raise InputError(f"max_line_bytes is {max_line_bytes}; expected at least 1.")
-
-
 def too_long(max_line_bytes: int) -> str:
     """What is wrong with a line that is longer than the limit, and what to do: the end of a message that begins with the place."""
     return f"longer than {max_line_bytes:,} bytes (--max-line-bytes). Write one sample per line, or raise --max-line-bytes"

@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.layers import BLOCK_INPUT, ours, theirs
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor, write_safetensors
 from arrowbank.formats.sidecar import SIDECAR, sidecar_in
-from arrowbank.progress import Phase
+from arrowbank.progress import Phase, Progress, tell_unread
 
 NAME = "speculators"
 HIDDEN, TOKENS = "hidden_states", "token_ids"
 FREQUENCIES = "token_freq.pt"
 NORM = "pre"
 OWNS = (f"{HIDDEN}/hs_*.safetensors", "data-*.arrow", INFO, STATE, FREQUENCIES)
+COLUMNS = ("input_ids", "loss_mask", "seq_len")
 PART_TOKENS = 1 << 24  # of the dataset's tokens, in a file
 LAYERS_KEY, CONVENTION_KEY, MODEL_KEY, SAMPLE_KEY = "target_layer_ids", "layer_id_convention", "target_model", "sample"
 
@@ -168,10 +170,20 @@ class SpeculatorsFolder:
 
     def __init__(self, folder: str | Path, *, target_layer_ids: tuple[int, ...] | None = None) -> None:
         self.folder = Path(folder)
-        self._ids, self._masks, self._starts = _Dataset(self.folder).tokens()
+        dataset = _Dataset(self.folder)
+        self._ids, self._masks, self._starts = dataset.tokens()
+        self._columns = [name for name in dataset.columns if name not in COLUMNS]
         self.lengths = np.diff(self._starts)
         self.facts = self._facts(self._file(0), target_layer_ids)
         self.digest = self._survey()
+
+    def tell_unread(self, progress: Progress) -> None:
+        """Name what the folder holds and nobody reads."""
+        own = {hidden_file(row) for row in range(len(self.lengths))}
+        found = [path.relative_to(self.folder).as_posix() for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        files = [name for name in found if name not in own and not any(fnmatch(name, pattern) for pattern in OWNS[1:])]
+        tensors = [name for name in self._file(0).tensors if name not in (HIDDEN, TOKENS)]
+        tell_unread(progress, self.folder, columns=self._columns, tensors=tensors, files=files)
 
     @property
     def place(self) -> str:
@@ -293,6 +305,7 @@ class _Dataset:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.columns: list[str] = []
 
     def tokens(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """All ids and masks, flat, and where each row starts [N + 1]."""
@@ -316,6 +329,7 @@ class _Dataset:
             names = check_names((part["filename"] for part in json_in(path)["_data_files"]), path)
             check_places(self.folder, names, path)
             parts = [pa.ipc.open_stream(pa.memory_map(str(self.folder / name))).read_all() for name in names]
+            self.columns = parts[0].column_names if parts else []
             table = pa.concat_tables(part.select(["input_ids", "loss_mask"]) for part in parts)
             table.validate(full=True)  # Arrow would follow an offset out of range wherever it points
             return table

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from arrowbank.bank.checks import Check, attempt, found_wrong, run_check
+from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import digest_of, human_bytes
 from arrowbank.bank.manifest import JOURNAL, STATE, read_json
@@ -180,6 +180,8 @@ def _sample_fault(name: str, ids: npt.NDArray[Any], mask: npt.NDArray[Any], voca
 
 
 def _tokens_check(samples: int, tokens: int, wrong: list[str], vocab_size: Any) -> Check:
+    if not samples:
+        return Check("tokens", False, NOTHING)
     within = f"ids below {vocab_size:,}" if isinstance(vocab_size, int) else "ids not negative (no vocabulary is stated)"
     return found_wrong(
         "tokens", wrong, f"{samples:,} samples, {tokens:,} tokens; {within}, masks 0 and 1", "ids or masks wrong in"
@@ -347,6 +349,7 @@ def _token_shards(folder: Path, said: Said, *, format: str) -> list[Check]:
                 shards.append(read_ids(format, path, None))
             wrong += failures
     tokens, limit = sum(map(len, shards)), said.get("vocab")
+    wrong += [] if tokens else [NOTHING]
     layout = found_wrong("layout", wrong, f"{len(shards):,} shards, {tokens:,} tokens; headers and indexes agree with them", "")
     if not isinstance(limit, int):
         return [layout, Check("tokens", True, "no vocabulary is stated, so the range of ids was not checked")]
@@ -380,6 +383,7 @@ def _parquet(folder: Path, said: Said) -> list[Check]:
                 rows += part.num_rows
         wrong += failures
     wrong += _differing(said, {"rows": rows})
+    wrong += [] if rows else [NOTHING]
     columns = ", ".join(first.names) if first is not None else "none"
     return [found_wrong("layout", wrong, f"{len(names):,} files, {rows:,} rows; columns {columns}", "")]
 
@@ -387,7 +391,7 @@ def _parquet(folder: Path, said: Said) -> list[Check]:
 def _npy(folder: Path, said: Said) -> list[Check]:
     matrix = map_npy(folder / MATRIX_FILE)
     index = read_json(folder / INDEX_FILE, max_bytes=(len(matrix) + 1) * INDEX_ENTRY_BYTES)
-    wrong = _differing(said, {"rows": len(matrix)})
+    wrong = _differing(said, {"rows": len(matrix)}) + ([] if len(matrix) else [NOTHING])
     if matrix.dtype != np.float16 or matrix.ndim != 2:
         wrong.append(f"{MATRIX_FILE} is {matrix.dtype} of shape {matrix.shape}, expected float16 [rows, width]")
     elif not all(np.isfinite(matrix[at : at + 4096]).all() for at in range(0, len(matrix), 4096)):

@@ -40,6 +40,7 @@ from arrowbank.mtp.loading import init_from_last_block, load_draft
 from arrowbank.mtp.saving import check_target, is_of_plan, remove_of_plan, save_draft
 from arrowbank.mtp.trunk import Trunk, trunk_of
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 PLAN, REPORT = "plan.json", "report.json"
 OWN_NAMES = {PLAN, REPORT, STATE, FED, TRACE, "trace.png", "trace.svg", JOURNAL}
@@ -57,6 +58,7 @@ class Healed:
 
 
 @explains("out")
+@checked
 def heal_draft(
     config: HealConfig,
     trunk_bank: str | Path,
@@ -68,8 +70,9 @@ def heal_draft(
 ) -> dict[str, Any]:
     """Heal the draft of `config.model` on `trunk_bank` and write the checkpoint with it to `out`; the report.
 
-    Goes on where an earlier run of the same plan stopped. `dump`: also write the draft's rows on the held-out windows, before and
-    after, as a bank there.
+    Where training brought nothing, the report's `failed` says why (see `shortcomings`); the files are written all the same, with
+    the best weights that were found. Goes on where an earlier run of the same plan stopped. `dump`: also write the draft's rows on
+    the held-out windows, before and after, as a bank there.
 
     Raises InputError (options, a bank with too few windows, no draft, conventions that contradict the draft), ContractError (a bank
     of another model), BadVector (training that does not stay finite), PlanMismatch, BankLocked, CorruptBank, DiskFull.
@@ -179,7 +182,7 @@ def _write(
     subject: _Subject,
     healed: Healed,
     folder: Path,
-    targets: list[tuple[str, Path]],
+    targets: Sequence[tuple[str, Path]],
     plan: str,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -201,7 +204,22 @@ def _write(
                 "accepted": accepted.record(),
             }
         )
-    return {**provenance, "conventions": dict(subject.conventions), "files": files}
+    failed = shortcomings(healed) if config.epochs else []
+    return {**provenance, "conventions": dict(subject.conventions), "files": files, "failed": failed}
+
+
+def shortcomings(healed: Healed) -> list[str]:
+    """Why a training has not healed its draft, in words: nothing was counted, the control, which must miss, is accepted as often
+    as the draft, or the draft is accepted no more than before. Empty where it has."""
+    before, after, control = healed.before.whole, healed.after.whole, healed.after.control
+    said = []
+    if not after.rows[0]:
+        said.append("acceptance: no row of the held-out windows was counted, so nothing was measured")
+    if control.score >= after.score:
+        said.append(f"control: {control.score:.3f} drafts a round with targets a row late, {after.score:.3f} in their place")
+    if not after.score > before.score:
+        said.append(f"acceptance: {after.score:.3f} drafts a round, {before.score:.3f} before: training brought nothing")
+    return said
 
 
 def _bank_of(config: HealConfig, folder: str | Path) -> TrunkBank:
@@ -248,8 +266,11 @@ def _finished(work: Path, plan: str, dump: str | Path | None, *, restart: bool) 
     """The report of a run of this very plan whose files are all there; None where there is something to do."""
     if restart or not (work / REPORT).exists() or _found_plan(work) != plan:
         return None
-    report: dict[str, Any] | None = readable_json(work / REPORT)
-    if report is None or not all(Path(one["folder"]).exists() for one in report["files"]):
+    found: dict[str, Any] | None = readable_json(work / REPORT)
+    if found is None:
+        return None
+    report = {"failed": [], **found}
+    if not all(Path(one["folder"]).exists() for one in report["files"]):
         return None
     if dump is not None and not (Path(dump) / COMMIT).exists():
         raise InputError(
@@ -340,22 +361,20 @@ def _first_draft(config: HealConfig, trunk: Trunk, folder: Path) -> Draft:
     else:
         source = folder if config.draft_from is None else resolve_model(config.draft_from)
         draft = load_draft(trunk, source, dtype=torch.float32)
-    return draft.feed(hidden=config.hidden, recycle=config.recycle)  # type: ignore[arg-type]  # checked there
+    return draft.feed(hidden=config.hidden, recycle=config.recycle)
 
 
 def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str, Any]:
     """What is put into the metadata of every file that is written."""
-    counts = bank.manifest["counts"]
+    counts, how = bank.manifest["counts"], config.recipe()
     return {
         "made_by": "arrowbank heal",
         "data": bank.manifest["sets"],
         "tokens": counts["tokens"],
         "windows": counts["windows"],
         "k": bank.topk,
-        **{
-            name: getattr(config, name)
-            for name in ("chain", "stride", "epochs", "lr", "batch", "hard", "refresh", "draft_from")
-        },
+        **{name: how[name] for name in ("chain", "stride", "epochs", "lr", "batch", "hard", "refresh")},
+        "draft_from": config.draft_from,
         "steps": healed.steps,
         "best_step": healed.best_step,
         "before": healed.before.record(),

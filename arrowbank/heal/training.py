@@ -84,9 +84,10 @@ class Training:
     ) -> None:
         self.config, self.draft, self.windows, self.held_out = config, draft, windows, held_out
         self.folder, self.plan = folder, plan
+        self.rules = config.training
         self.jobs = list(ordered(jobs_of(rows, config), config.epochs))
         self.parameters = draft.train_only(projection=config.train_projection)
-        self.optimizer = torch.optim.Adam(self.parameters, config.lr, betas=(0.9, 0.999), eps=1e-8)
+        self.optimizer = torch.optim.Adam(self.parameters, self.rules.lr, betas=(0.9, 0.999), eps=1e-8)
         self.feeding = Feeding(folder / FED, windows, rows, steps=config.chain, stride=config.stride, batch=config.batch)
         self.at = Progressed()
         self.weights = dict.fromkeys(ROLES, draft.weights())
@@ -102,15 +103,15 @@ class Training:
             if not self.at.trace:
                 self._measure()
             while self.at.step < len(self.jobs) and not self.at.stopped:
-                if self.at.step % self.config.refresh == 0:
+                if self.at.step % self.rules.refresh == 0:
                     self._refresh()
                 self._step(self.jobs[self.at.step])
                 self.at.step += 1
-                if self.at.step % self.config.eval_every == 0 or self.at.step == len(self.jobs):
+                if self.at.step % self.rules.eval_every == 0 or self.at.step == len(self.jobs):
                     self._measure()
                 phase.advance(1)
         if self.at.stopped:
-            progress.message(f"no better for {self.config.patience} measurements: stopped at step {self.at.step}")
+            progress.message(f"no better for {self.rules.patience} measurements: stopped at step {self.at.step}")
         self.draft.set_weights(self.weights["best"])
 
     def _resume(self, progress: Progress) -> None:
@@ -122,7 +123,7 @@ class Training:
         self.at, self.weights = found
         self._publish_trace()
         ended = self.at.stopped or self.at.step == len(self.jobs)
-        if self.at.step % self.config.refresh and not ended:  # what was fed when the run was killed
+        if self.at.step % self.rules.refresh and not ended:  # what was fed when the run was killed
             self.draft.set_weights(self.weights["fed"])
             self.feeding.refresh(self.draft, self.at.refreshes - 1)
         self.draft.set_weights(self.weights["now"])
@@ -134,7 +135,7 @@ class Training:
         self.at.refreshes += 1
 
     def _step(self, job: Job) -> None:
-        rate = learning_rate(self.at.step, len(self.jobs), self.config.lr)
+        rate = learning_rate(self.at.step, len(self.jobs), self.rules.lr)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -167,7 +168,7 @@ class Training:
             part.topk_ids[:, ahead:][real],
             part.topk_probs[:, ahead:][real],
             bias_V=self.draft.head_bias,
-            hard=self.config.hard,
+            hard=self.rules.hard,
         ).mean()
 
     def _measure(self) -> None:
@@ -179,7 +180,7 @@ class Training:
             self.weights["best"] = self.weights["now"]
         else:
             self.at.since_best += 1
-            self.at.stopped = self.at.since_best >= config.patience
+            self.at.stopped = self.at.since_best >= self.rules.patience
         self.at.trace.append(self._line(found))
         self.at.losses = []
         save_state(
@@ -194,7 +195,7 @@ class Training:
             "step": self.at.step,
             "steps": len(self.jobs),
             "loss": sum(losses) / len(losses) if losses else None,
-            "lr": learning_rate(self.at.step, len(self.jobs), self.config.lr),
+            "lr": learning_rate(self.at.step, len(self.jobs), self.rules.lr),
             "skipped": self.at.skipped,
             "best_step": self.at.best_step,
             **found.record(),

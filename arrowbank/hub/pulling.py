@@ -11,9 +11,11 @@ from arrowbank.bank.remote.addresses import parse_address
 from arrowbank.bank.remote.fetching import fetch_bank
 from arrowbank.bank.remote.opening import store_of
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 
 @explains("folder")
+@checked
 def pull(repo: str, folder: str | Path, *, revision: str | None = None, progress: Progress = SILENT) -> Manifest:
     """Bring the bank at `repo` (OWNER/NAME on the hub, or an address) into `folder`; its manifest.
 

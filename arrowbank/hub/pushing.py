@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.checks import Check
@@ -29,12 +29,13 @@ from arrowbank.errors import CorruptBank, InputError, PlanMismatch
 from arrowbank.hub.card import pushed_card, unfinished_card
 from arrowbank.hub.places import Outgoing, Place
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Flag, Settings, checked, refuse_unread
 
 SHARDS = "data-*.arrow"  # what the card gives to `load_dataset`
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushConfig:
+class PushConfig(Settings):
     """`public`: a new repository is open to everybody (default: private). `license`: an identifier for the card, as in cc-by-4.0.
     `restart`: replace another bank that is there, and a card that may have been edited. `read_back`: where a place vouches for no
     hashes (anything but the hub), read what was written once more; else only sizes are compared there.
@@ -43,14 +44,15 @@ class PushConfig:
     public: bool = False
     license: str | None = None
     restart: bool = False
-    read_back: bool = True
+    read_back: Annotated[bool, Flag("--no-read-back")] = True
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.license is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", self.license):
             raise InputError(f"--license {self.license!r}: expected an identifier, as in apache-2.0 or cc-by-4.0.")
 
 
 @explains("bank", "read")
+@checked
 def push(bank: str | Path, repo: str, config: PushConfig | None = None, *, progress: Progress = SILENT) -> dict[str, Any]:
     """Bring the committed bank in the folder `bank` to `repo` (OWNER/NAME of a dataset repository, or an address); what was done.
 
@@ -90,6 +92,7 @@ def _place(address: Address, config: PushConfig) -> Place:
     if address.revision:
         raise InputError(f"{address.shown}: a push goes to the main branch. Leave @{address.revision} out.")
     if address.repo:
+        refuse_unread("a repository on the hub, which vouches for hashes", config, ["read_back"])
         from arrowbank.hub.hub_place import HubPlace
 
         return HubPlace(address)

@@ -18,13 +18,14 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
-from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_fillers
+from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_fillers, unread_beside
 from arrowbank.in2.following import FollowedWriter
 from arrowbank.in2.rawshards import Counts, RawShards, count_rows, fields, shard_entries
 from arrowbank.in2.rows import ArmJob
 from arrowbank.models import local_model
 from arrowbank.plan import Shard, shard_ranges
-from arrowbank.progress import SILENT, Progress
+from arrowbank.progress import SILENT, Progress, tell_unread
+from arrowbank.settings import Count, checked
 
 KIND = "in2"
 METHOD = 1  # raise it when the same options would give other bytes
@@ -32,12 +33,13 @@ WORTH_A_PROCESS = 16  # Arrow shards: below that, starting a process takes longe
 
 
 @explains("out")
+@checked
 def build_in2(
     config: In2Config,
     fillers: Sequence[str | Path],
     out: str | Path,
     *,
-    workers: int | None = None,
+    workers: Count | None = None,
     restart: bool = False,
     progress: Progress = SILENT,
 ) -> Manifest:
@@ -53,7 +55,13 @@ def build_in2(
         [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
     )
     opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
+    tell_unread(progress, "--filler", files=unread_beside(fillers))
     shards = arm_shards(config)
+    if (files := len(config.shard_examples)) < config.shards and config.mirror:
+        progress.message(
+            f"--shards {config.shards}: only {files} files are written, which {config.examples:,} examples fill with "
+            f"{config.per_shard:,} each"
+        )
     said = {
         "arm": config.arm,
         "examples": config.examples,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from arrowbank.errors import InputError
+from arrowbank.settings import Count, Flag, Natural, Place, Settings
 
-ARMS = ("a", "b", "c")
-SPLITS = ("train", "val")
+ArmName = Literal["a", "b", "c"]
 DTYPES = {"uint16": 1 << 16, "uint32": 1 << 32}
 PAD_TAIL = 4  # a loader shifts labels by one: an answer stays clear of an example's end
 SHARD_TOKENS = 100_000_000  # the loader behind the raw format ignores what is past it
@@ -33,54 +33,37 @@ SHARED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class In2Config:
+class In2Config(Settings):
     """One arm. Counts and lengths are in tokens.
 
-    `decoys` None: a quarter of the triples. `shards` raw files hold ceil(examples / shards) examples each. `align`: the number of
+    `decoys` None: a quarter of the triples. `shards` raw files hold ceil(examples / shards) examples each; fewer files are
+    written where that many examples fill fewer. `align`: the number of
     examples must be a multiple of it (a loader's batch × ranks). `unique_keys`: a key that its example holds twice, or that
     its filler holds, is an error. `tokenizer` is for fillers that are texts. `shard_tokens` is what an Arrow shard may hold: what a worker
     has in memory, and what a crash costs.
     """
 
-    arm: str
-    length: int
-    examples: int
-    triples: int = 64
-    key_len: int = 4
-    val_len: int = 8
-    alphabet: int = 512
-    decoys: int | None = None
-    min_distance: int = 64
-    vocab: int = 50304
-    seed: int = 0
-    split: str = "train"
-    shards: int = 1
-    align: int | None = None
+    arm: ArmName
+    length: Count
+    examples: Count
+    triples: Count = 64
+    key_len: Count = 4
+    val_len: Count = 8
+    alphabet: Count = 512
+    decoys: Natural | None = None
+    min_distance: Natural = 64
+    vocab: Count = 50304
+    seed: Natural = 0
+    split: Literal["train", "val"] = "train"
+    shards: Count = 1
+    align: Count | None = None
     unique_keys: bool = False
-    dtype: str = "uint16"
-    mirror: bool = True
-    tokenizer: str | None = None
-    shard_tokens: int = 1 << 23
+    dtype: Literal["uint16", "uint32"] = "uint16"
+    mirror: Annotated[bool, Flag("--no-mirror")] = True
+    tokenizer: Place | None = None
+    shard_tokens: Annotated[Count, Flag("")] = 1 << 23
 
-    def __post_init__(self) -> None:
-        for name, allowed in (("arm", ARMS), ("split", SPLITS), ("dtype", tuple(DTYPES))):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"--{name} {getattr(self, name)}: expected one of {', '.join(allowed)}.")
-        for name in (
-            "length",
-            "examples",
-            "triples",
-            "key_len",
-            "val_len",
-            "alphabet",
-            "vocab",
-            "shards",
-            "align",
-            "shard_tokens",
-        ):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("decoys", "min_distance", "seed"):
-            _at_least(name, getattr(self, name), 0)
+    def check(self) -> None:
         if sys.byteorder != "little":
             raise InputError("this machine is big-endian, the files are little-endian. Build them on another one.")
         check_vocab(self.alphabet, self.vocab, self.dtype)
@@ -117,11 +100,6 @@ class In2Config:
             raise InputError(
                 f"--shards {self.shards} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
                 f"{SHARD_TOKENS:,}. Give at least --shards {-(-self.examples // most)}."
-            )
-        if (used := -(-self.examples // self.per_shard)) < self.shards:
-            raise InputError(
-                f"--shards {self.shards} leaves {self.shards - used} files without an example: {self.examples} examples go "
-                f"{self.per_shard} a file. Give --shards {used}."
             )
 
     @property
@@ -165,11 +143,6 @@ class In2Config:
         """The options that decide the files; what a tokenizer decides is in its fillers' digests."""
         options = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("align", "tokenizer")}
         return {**options, "decoys": self.decoy_count}
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}.")
 
 
 def check_vocab(alphabet: int, vocab: int, dtype: str) -> None:

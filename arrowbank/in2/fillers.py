@@ -23,9 +23,10 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
-from arrowbank.bank.manifest import MANIFEST
+from arrowbank.bank.manifest import MANIFEST, read_json
 from arrowbank.bank.npyfile import map_npy
 from arrowbank.errors import InputError
+from arrowbank.settings import refuse_unread
 
 Ids = npt.NDArray[Any]
 
@@ -203,6 +204,8 @@ def open_fillers(
     """
     if not paths:
         raise InputError("--filler: give at least one file of token ids, or a bank of tokens or texts.")
+    if not any(_holds_texts(Path(path)) for path in paths):
+        refuse_unread("fillers that are token ids", tokenizer=tokenizer)
     opened, entries = [], []
     for path in paths:
         filler = open_filler(path, tokenizer)
@@ -215,6 +218,22 @@ def open_fillers(
         opened.append(filler)
         entries.append({"path": str(path), "tokens": len(filler), "sha256": filler.digest})
     return opened, entries
+
+
+def _holds_texts(path: Path) -> bool:
+    manifest = path / MANIFEST
+    return manifest.is_file() and read_json(manifest).get("kind") == "texts"
+
+
+def unread_beside(paths: Sequence[str | Path]) -> list[str]:
+    """The files beside those of token ids that go by their names (masks, document bounds, manifests), which nobody reads."""
+    files = [path for path in map(Path, paths) if path.is_file()]
+    return [
+        str(other)
+        for path in files
+        for other in sorted(path.parent.iterdir())
+        if other.name.startswith((f"{path.stem}.", f"{path.name}.", f"{path.stem}_mask")) and other not in files
+    ]
 
 
 def _check_ids(path: str | Path, filler: Filler, vocab: int) -> None:

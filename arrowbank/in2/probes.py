@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,15 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.in2.building import filler_paths
-from arrowbank.in2.config import DTYPES, PAD_TAIL, check_vocab
+from arrowbank.in2.config import PAD_TAIL, check_vocab
 from arrowbank.in2.draws import Stream, Words, base_seed, first_below
-from arrowbank.in2.fillers import Filler, open_fillers
+from arrowbank.in2.fillers import Filler, open_fillers, unread_beside
 from arrowbank.in2.keycount import KeyCounter
 from arrowbank.in2.placement import FILLER, TRIES
 from arrowbank.models import local_model
 from arrowbank.plan import Shard, shard_ranges
-from arrowbank.progress import SILENT, Progress
+from arrowbank.progress import SILENT, Progress, tell_unread
+from arrowbank.settings import Count, Flag, Natural, Place, Settings, Share, checked
 
 KIND = "in2-probes"
 METHOD = 1
@@ -43,33 +44,26 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbesConfig:
+class ProbesConfig(Settings):
     """Trials of `length` tokens. `positions` and `probe_pos` lie in [0, 1]; a probe_pos of 1 is as late as an answer may be."""
 
-    length: int
-    positions: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    blocks: int = 3
-    probe_pos: tuple[float, ...] = (1.0,)
-    key_len: int = 4
-    val_len: int = 8
-    alphabet: int = 512
-    vocab: int = 50304
-    seed: int = 0
-    dtype: str = "uint16"
-    tokenizer: str | None = None
-    shard_tokens: int = 1 << 23
+    length: Count
+    positions: tuple[Share, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    blocks: Count = 3
+    probe_pos: tuple[Share, ...] = (1.0,)
+    key_len: Count = 4
+    val_len: Count = 8
+    alphabet: Count = 512
+    vocab: Count = 50304
+    seed: Natural = 0
+    dtype: Literal["uint16", "uint32"] = "uint16"
+    tokenizer: Place | None = None
+    shard_tokens: Annotated[Count, Flag("")] = 1 << 23
 
-    def __post_init__(self) -> None:
-        for name in ("length", "blocks", "key_len", "val_len", "alphabet", "vocab", "shard_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1.")
-        if self.seed < 0:
-            raise InputError(f"--seed {self.seed}: expected at least 0.")
-        if self.dtype not in DTYPES:
-            raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
+    def check(self) -> None:
         check_vocab(self.alphabet, self.vocab, self.dtype)
         for option, values in (("--positions", self.positions), ("--probe-pos", self.probe_pos)):
-            if not values or not all(0 <= value <= 1 for value in values) or len(set(values)) < len(values):
+            if not values or len(set(values)) < len(values):
                 raise InputError(f"{option} {_listed(values)}: expected different numbers from 0 to 1, as in 0,0.5,1.")
         if self.last_probe < self.span:
             raise InputError(
@@ -133,6 +127,7 @@ class _Block:
 
 
 @explains("out")
+@checked
 def build_probes(
     config: ProbesConfig,
     fillers: Sequence[str | Path],
@@ -149,6 +144,7 @@ def build_probes(
         [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
     )
     opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
+    tell_unread(progress, "--filler", files=unread_beside(fillers))
     count = config.blocks * config.trials_a_block
     filler = [{"tokens": entry["tokens"], "sha256": entry["sha256"]} for entry in entries]
     said = {

@@ -40,7 +40,7 @@ def stem(config: In2Config) -> str:
 
 
 def raw_names(config: In2Config) -> list[str]:
-    return [f"{stem(config)}_{index:05d}.bin" for index in range(config.shards)]
+    return [f"{stem(config)}_{index:05d}.bin" for index in range(len(config.shard_examples))]
 
 
 def manifest_name(config: In2Config) -> str:

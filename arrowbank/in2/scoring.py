@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from arrowbank.bank.files import json_bytes
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.errors import InputError
+from arrowbank.errors import InputError, NothingChecked
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.in2.probes import KIND
 from arrowbank.in2.reach import Curve, Trials, curve
 from arrowbank.models import ModelConfig, ModelInfo, describe, local_model
 from arrowbank.progress import SILENT, Phase, Progress
+from arrowbank.settings import Count, Flag, Range, Settings, checked
 
 METHOD = 1
 TABLE, RESULT = "scores.csv", "scores.json"
@@ -36,24 +37,19 @@ GAPS = ("to_absent", "to_null", "first_to_absent", "first_to_null")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreConfig:
+class ScoreConfig(Settings):
     """The models, in the order of the table, and how intervals are made. `token_budget`: tokens of a forward pass."""
 
     models: tuple[ModelConfig, ...]
-    token_budget: int = 32768
-    draws: int = 2000
-    confidence: float = 0.95
-    plot: bool = True
+    token_budget: Count = 32768
+    draws: Count = 2000
+    confidence: Annotated[float, Range(above=0, below=1)] = 0.95
+    plot: Annotated[bool, Flag("--no-plot")] = True
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         names = [model.model for model in self.models]
         if not names or len(set(names)) < len(names):
             raise InputError(f"--model {', '.join(names) or 'not given'}: expected at least one, each once.")
-        if not 0 < self.confidence < 1:
-            raise InputError(f"--confidence {self.confidence}: expected a number between 0 and 1, as in 0.95.")
-        for name in ("token_budget", "draws"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ class Scores:
 
 
 @explains("out")
+@checked
 def score_probes(
     config: ScoreConfig, probes: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Scores:
@@ -83,6 +80,8 @@ def score_probes(
         raise InputError(
             f"{probes}: a bank of {bank.kind}, expected {KIND}. Give a folder that `arrowbank in2 probes` has written."
         )
+    if not len(bank):
+        raise NothingChecked(f"{probes}: holds no trial, so there is nothing to score. Build the probes again.")
     infos = [describe(_with_head(model)) for model in config.models]
     recipe = {
         "method": METHOD,

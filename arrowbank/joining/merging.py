@@ -23,6 +23,7 @@ from arrowbank.joining.pieces import write_pieces
 from arrowbank.joining.samples import new_samples
 from arrowbank.joining.seen import Overlap, new_texts
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 METHOD = 1  # raise it when the same banks would give other rows
 
@@ -47,6 +48,7 @@ FIRST = ("model_path", "tokenizer")  # may be spelled in another way where the f
 
 
 @explains("out")
+@checked
 def merge_banks(
     banks: Sequence[str | Path], out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Manifest:

@@ -23,6 +23,7 @@ from arrowbank.joining.conditions import Condition, Table, parse_condition
 from arrowbank.joining.fields import bytes_beside, counted, has_mirror, stated, vectors_recipe, write_beside
 from arrowbank.joining.pieces import Piece, Rows, write_pieces
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Settings, checked
 
 METHOD = 1  # raise it when the same bank and conditions would give other rows
 KINDS = ("texts", "tokens", "features", "targets")
@@ -30,19 +31,17 @@ BESIDE = "-texts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectConfig:
+class SelectConfig(Settings):
     """Which rows: those in which every condition of `where` holds (such as "kind=query,candidate" or "length<=128"), of the `rows` (start,
     stop), and of these the first `limit`."""
 
     where: tuple[str, ...] = ()
     rows: tuple[int, int] | None = None
-    limit: int | None = None
+    limit: Count | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.where and self.rows is None and self.limit is None:
             raise InputError("Nothing says which rows. Give --where NAME=VALUE, --rows A:B or --limit N.")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"limit is {self.limit}, it must be at least 1.")
         if self.rows is not None and not 0 <= self.rows[0] < self.rows[1]:
             raise InputError(f"--rows {self.rows[0]}:{self.rows[1]}: expected a start before the end, from 0 on.")
         for condition in self.where:
@@ -54,6 +53,7 @@ class SelectConfig:
 
 
 @explains("out")
+@checked
 def select_rows(
     config: SelectConfig,
     bank: str | Path,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from arrowbank.errors import InputError
+from arrowbank.settings import Place, Positive, Settings, refuse_unread
 
 Pooling = Literal["auto", "mean", "last", "cls", "max"]
 Backbone = Literal["inner", "outer"]
@@ -16,7 +17,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """The model and how to run it. Raises InputError for a value that no model could take.
 
     model               a local folder or a Hugging Face Hub id: the string as given
@@ -30,24 +31,20 @@ class ModelConfig:
     trust_remote_code   run Python code that lies beside the weights; only for models whose code you have read
     """
 
-    model: str
+    model: Place
     pooling: Pooling = "auto"
     layer: int = -1
     backbone: Backbone = "inner"
     dtype: Dtype = "auto"
     load_in_4bit: bool = False
-    gpu_memory_gb: float | None = None
+    gpu_memory_gb: Positive | None = None
     device: str = "auto"
     trust_remote_code: bool = False
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.model:
             raise InputError("model is empty; expected a folder or a Hugging Face Hub id")
-        for name, kinds in (("pooling", Pooling), ("backbone", Backbone), ("dtype", Dtype)):
-            value = getattr(self, name)
-            if value not in get_args(kinds):
-                raise InputError(f"{name} is {value!r}; expected one of {', '.join(get_args(kinds))}")
         if not _DEVICE.fullmatch(self.device):
             raise InputError(f"device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
-        if self.gpu_memory_gb is not None and not 0 < self.gpu_memory_gb < float("inf"):
-            raise InputError(f"gpu_memory_gb is {self.gpu_memory_gb}; expected a positive number of GiB")
+        if self.device == "cpu":
+            refuse_unread("--device cpu", self, ["gpu_memory_gb"])

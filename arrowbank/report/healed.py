@@ -72,6 +72,7 @@ def _tell(folder: Path, *, full: bool) -> Story:
         sections.append(Section("The way there", [plots(*_trace_plots(trace))], short="Trace"))
     found = [_checkpoint(one, folder.parent, full=full) for one in report["files"]]
     facts = {name.replace("_", " "): report[name] for name in OPTIONS if report.get(name) is not None}
+    facts |= {"not passed": "; ".join(report["failed"])} if report.get("failed") else {}
     facts["plan digest"] = tag("code", None, report["plan"])
     how = "hashed again, just now" if full else "looked for, not hashed (--verify does that)"
     sections += [

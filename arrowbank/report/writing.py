@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check, attempt
@@ -34,7 +34,9 @@ from arrowbank.report.section import Section, Story, code_block, facts_list, par
 from arrowbank.report.subject import IN2, Subject, open_subject
 from arrowbank.report.vectors import tell_texts
 from arrowbank.secrets import hide
+from arrowbank.settings import Place, Range, Settings, checked, refuse_unread
 
+POINTS, NEIGHBOURS = 2000, 8
 MAX_POINTS, MAX_NEIGHBOURS = 5000, 20  # so that a page stays one that opens on a phone
 WORDS = {
     "texts": "texts",
@@ -59,28 +61,27 @@ UNITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Settings):
     """What a page has.
 
     verify       prove every byte of the banks, not only sizes and row counts
-    points       vectors on the map of a feature bank, 0 for no map
-    neighbours   nearest texts of each, exact and of the whole bank
+    points       vectors on the map of a feature bank, 0 for no map (None: 2,000)
+    neighbours   nearest texts of each, exact and of the whole bank (None: 8)
     audit        a file that `arrowbank audit --out` wrote, to show beside
     """
 
     verify: bool = False
-    points: int = 2000
-    neighbours: int = 8
-    audit: str | Path | None = None
+    points: Annotated[int, Range(0, MAX_POINTS)] | None = None
+    neighbours: Annotated[int, Range(1, MAX_NEIGHBOURS)] | None = None
+    audit: Place | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.points <= MAX_POINTS:
-            raise InputError(f"points is {self.points}, it must be 0 (no map) to {MAX_POINTS:,}.")
-        if not 1 <= self.neighbours <= MAX_NEIGHBOURS:
-            raise InputError(f"neighbours is {self.neighbours}, it must be 1 to {MAX_NEIGHBOURS}.")
+    def check(self) -> None:
+        if self.points == 0:
+            refuse_unread("--points 0", self, ["neighbours"])
 
 
 @explains("out")
+@checked
 def write_report(
     config: ReportConfig, banks: Sequence[str | Path], out: str | Path, *, progress: Progress = SILENT
 ) -> list[Check]:
@@ -104,6 +105,8 @@ def write_report(
     require_separate(
         [], [("--audit", config.audit), *(("BANK", bank) for bank in subject.banks.values())], files=[("--out", out)]
     )
+    if subject.bank("features") is None:
+        refuse_unread("a page without a feature bank", config, ["points", "neighbours"])
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
     damaged = any(proof.damaged for proof in proofs.values())
     story = _damaged(subject) if damaged else _told(subject, config, progress)
@@ -151,9 +154,10 @@ def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
     if isinstance(main, TrunkBank):
         return tell_trunk(main)
     if kind in PARTS:
-        if config.points and subject.bank("features") is not None:
-            progress.message(f"{subject.folder}: looking for the nearest texts of {min(config.points, len(main)):,} of them")
-        return tell_texts(subject, points=config.points, neighbours=config.neighbours)
+        points = POINTS if config.points is None else config.points
+        if points and subject.bank("features") is not None:
+            progress.message(f"{subject.folder}: looking for the nearest texts of {min(points, len(main)):,} of them")
+        return tell_texts(subject, points=points, neighbours=config.neighbours or NEIGHBOURS)
     if kind == "in2":
         return tell_arms(subject.banks)
     tellers = {"in2-probes": tell_probes, "taps": tell_taps, "drafts": tell_drafts}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arrowbank import engine
 from arrowbank.bank import BankWriter
@@ -18,12 +18,13 @@ from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.target_shards import SHARD_BYTES, target_shards
-from arrowbank.bank.targets import CODECS, KIND, SPANS, TargetFacts, manifest_of, needed_positions
+from arrowbank.bank.targets import KIND, Codec, Spans, TargetFacts, manifest_of, needed_positions
 from arrowbank.errors import InputError
-from arrowbank.formats.lines import MAX_LINE_BYTES, check_limit
+from arrowbank.formats.lines import MAX_LINE_BYTES
 from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
 from arrowbank.plan import BatchRules, Shard
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
 from arrowbank.targets.captured import CaptureJob
 from arrowbank.targets.committing import TargetEstimate, check_layers, commit_targets, is_done, require_budget
 from arrowbank.targets.conversations import ChatTokenizer
@@ -36,11 +37,10 @@ if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
 
 METHOD = 1  # raise it when the same samples and weights would give other bytes
-NORMS = ("post", "pre")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptureConfig:
+class CaptureConfig(Settings):
     """What is captured of which samples. Raises InputError for a value that no capture could take.
 
     model              layer, pooling and backbone stay at their defaults: which states are kept is said here
@@ -57,30 +57,21 @@ class CaptureConfig:
 
     model: ModelConfig
     data: str | Path
-    target_layer_ids: tuple[int, ...]
-    tokenizer: str | None = None
+    target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")]
+    tokenizer: Place | None = None
     target_model: str | None = None
-    max_length: int = 2048
-    min_loss_tokens: int = 14
-    last_hidden_norm: str = "post"
-    codec: str = "bf16"
-    spans: str = "all"
+    max_length: Count = 2048
+    min_loss_tokens: Natural = 14
+    last_hidden_norm: Literal["post", "pre"] = "post"
+    codec: Codec = "bf16"
+    spans: Spans = "all"
     rules: BatchRules = field(default_factory=BatchRules)
-    limit: int | None = None
-    max_shard_bytes: int | None = None
-    budget_bytes: int | None = None
-    max_line_bytes: int = MAX_LINE_BYTES
+    limit: Count | None = None
+    max_shard_bytes: Count | None = None
+    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
+    max_line_bytes: Count = MAX_LINE_BYTES
 
-    def __post_init__(self) -> None:
-        check_limit(self.max_line_bytes)
-        for name, allowed in {"last_hidden_norm": NORMS, "codec": CODECS, "spans": SPANS}.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}.")
-        least = {"max_length": 1, "min_loss_tokens": 0, "limit": 1, "max_shard_bytes": 1}
-        for name, value in least.items():
-            found = getattr(self, name)
-            if found is not None and found < value:
-                raise InputError(f"{name} is {found}; expected at least {value}.")
+    def check(self) -> None:
         check_layers(self.target_layer_ids)
         plain = ModelConfig(model=self.model.model)
         for name in ("layer", "pooling", "backbone"):
@@ -116,6 +107,7 @@ class CapturePlan:
     def tokenizer(self) -> PreTrainedTokenizerFast | None:
         """What makes the tokens; None where the data are tokens already."""
         if self.facts.loss_mask != ASSISTANT_TOKENS:
+            refuse_unread(f"{self.config.data}, which holds token rows", self.config, ["tokenizer"])
             return None
         return load_tokenizer(self._tokenizer_name, trust_remote_code=self.config.model.trust_remote_code)
 
@@ -209,12 +201,13 @@ class CapturePlan:
 
 
 @explains("out")
+@checked
 def capture(
     config: CaptureConfig,
     out: str | Path,
     *,
     restart: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
     """Capture the hidden states of `config.model` for `config.data` into the target bank `out`; its manifest.
@@ -282,6 +275,7 @@ def _make_shards(
         engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
 
 
+@checked
 def estimate_capture(config: CaptureConfig, out: str | Path, *, progress: Progress = SILENT) -> TargetEstimate:
     """What `capture` with the same arguments will take, by the samples themselves. Nothing is written, no weight is loaded.
 

@@ -7,9 +7,11 @@ mapped source to the shard as they are.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -22,11 +24,11 @@ from arrowbank.bank.promised import write_promised
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.target_shards import SHARD_BYTES, ShardSource, nonfinite_values, target_shards
 from arrowbank.bank.targets import (
-    CODECS,
     KIND,
-    NORMS,
-    SPANS,
+    Codec,
+    Norm,
     RowsView,
+    Spans,
     TargetFacts,
     TargetRows,
     TargetSample,
@@ -39,55 +41,46 @@ from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.sidecar import About
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
 from arrowbank.targets.committing import TargetEstimate, check_layers, commit_targets, is_done, publish_tally, require_budget
 
 METHOD = 1  # raise it when the same rows would give other bytes
 QUARANTINE = "quarantine.jsonl"
-ON_NONFINITE = ("error", "keep", "drop")
-ON_BAD_SAMPLE = ("error", "quarantine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportConfig:
+class ImportConfig(Settings):
     """How hidden states are read, and what is kept of them.
 
     `target_model` is the very string that the trainer will be given; it and the next four may be left out where the source
-    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post") or before ("pre") the final norm;
-    a speculators folder is always "pre".
+    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post", for None) or before ("pre") the final
+    norm. `loss_mask` (None: "auto") makes a dump's masks: "auto" takes the dump's own where every sample has one, else
+    "ones_except_first". What a source never reads is refused: a DeepSpec cache and a speculators folder have their own masks and no
+    samples to quarantine, and a speculators folder is always "pre".
     """
 
     target_model: str | None = None
-    target_layer_ids: tuple[int, ...] | None = None
-    hidden_size: int | None = None
-    vocab_size: int | None = None
-    last_hidden_norm: str = "post"
-    loss_mask: str = "ones_except_first"
-    on_nonfinite: str = "error"
-    on_bad_sample: str = "error"
+    target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")] | None = None
+    hidden_size: Count | None = None
+    vocab_size: Count | None = None
+    last_hidden_norm: Norm | None = None
+    loss_mask: dump.LossMask | None = None
+    on_nonfinite: Literal["error", "keep", "drop"] = "error"
+    on_bad_sample: Literal["error", "quarantine"] | None = None
     allow_outside: bool = False
-    limit: int | None = None
-    codec: str = "bf16"
-    spans: str = "all"
-    max_shard_bytes: int | None = None
-    budget_bytes: int | None = None
+    limit: Count | None = None
+    codec: Codec = "bf16"
+    spans: Spans = "all"
+    max_shard_bytes: Count | None = None
+    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
 
-    def __post_init__(self) -> None:
-        choices = {
-            "last_hidden_norm": NORMS,
-            "loss_mask": dump.LOSS_MASKS,
-            "on_nonfinite": ON_NONFINITE,
-            "on_bad_sample": ON_BAD_SAMPLE,
-            "codec": CODECS,
-            "spans": SPANS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}.")
-        for name in ("hidden_size", "vocab_size", "limit", "max_shard_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; expected at least 1.")
+    def check(self) -> None:
         check_layers(self.target_layer_ids)
+
+    @property
+    def norm(self) -> Norm:
+        """`last_hidden_norm`, its default in place."""
+        return self.last_hidden_norm or "post"
 
 
 @dataclass
@@ -111,16 +104,24 @@ def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = 
     Raises InputError for a folder that is none of these, and for a sample that is no good.
     """
     folder = Path(source)
-    name = folder.resolve().name
-    if (folder / deepspec.INDEX).is_file():
-        found = Found(_relabelled(config, deepspec.DeepSpecCache(folder, norm=config.last_hidden_norm)), deepspec.NAME, name)
-    elif speculators.looks_like(folder):
-        opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
-        found = Found(_relabelled(config, opened), speculators.NAME, name)
-    else:
-        found_dump = _open_dump(config, folder, progress)
-        found = Found(found_dump, "dump", name, found_dump.quarantined, outside=found_dump.outside)
+    kind = next(kind for kind in SOURCES if kind.known(folder))
+    refuse_unread(f"{folder}, which is {kind.what}", config, kind.unread)
+    rows = kind.open(config, folder, progress)
+    found = Found(rows, kind.name, folder.resolve().name)
+    if isinstance(rows, dump.Dump):
+        found.quarantined, found.outside = rows.quarantined, rows.outside
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
+
+
+@dataclass(frozen=True)
+class _SourceKind:
+    """A kind of folder with hidden states, by its name and in words; `unread` are the options of ImportConfig that nothing reads there."""
+
+    name: str
+    what: str
+    known: Callable[[Path], bool]
+    open: Callable[[ImportConfig, Path, Progress], TargetRows]
+    unread: tuple[str, ...] = ()
 
 
 def is_dump(folder: str | Path) -> bool:
@@ -134,13 +135,42 @@ def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.D
     rules = dump.DumpRules(
         target_layer_ids=config.target_layer_ids,
         hidden_size=config.hidden_size,
-        loss_mask=config.loss_mask,
+        loss_mask=config.loss_mask or "auto",
         vocab_size=config.vocab_size,
         limit=config.limit,
         allow_outside=config.allow_outside,
         quarantine=config.on_bad_sample == "quarantine",
     )
-    return dump.open_dump(folder, rules, target_model=config.target_model, norm=config.last_hidden_norm, progress=progress)
+    return dump.open_dump(folder, rules, target_model=config.target_model, norm=config.norm, progress=progress)
+
+
+def _open_cache(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
+    return _relabelled(config, deepspec.DeepSpecCache(folder, norm=config.norm))
+
+
+def _open_speculators(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
+    opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
+    opened.tell_unread(progress)
+    return _relabelled(config, opened)
+
+
+SOURCES = (
+    _SourceKind(
+        deepspec.NAME,
+        "a DeepSpec cache",
+        lambda folder: (folder / deepspec.INDEX).is_file(),
+        _open_cache,
+        ("loss_mask", "on_bad_sample", "allow_outside"),
+    ),
+    _SourceKind(
+        speculators.NAME,
+        "a speculators folder",
+        speculators.looks_like,
+        _open_speculators,
+        ("last_hidden_norm", "loss_mask", "on_bad_sample", "allow_outside"),
+    ),
+    _SourceKind("dump", "an engine's dump", lambda folder: True, _open_dump),
+)
 
 
 def _relabelled(config: ImportConfig, rows: TargetRows) -> TargetRows:
@@ -160,7 +190,17 @@ def _relabelled(config: ImportConfig, rows: TargetRows) -> TargetRows:
     )
     if not facts.target_model_name_or_path:
         raise InputError(f"{rows.place}: does not say which model it is of. Give --target-model NAME.")
-    return RowsView(rows, facts, None if config.limit is None else np.arange(len(rows.lengths))[: config.limit])
+    kept = None if config.limit is None else np.arange(len(rows.lengths))[: config.limit]
+    return RowsView(rows, facts, kept, seen=partial(_in_vocabulary, rows.place, config.vocab_size))
+
+
+def _in_vocabulary(place: str, vocab_size: int | None, sample: TargetSample) -> TargetSample:
+    if vocab_size is not None and (highest := int(sample.input_ids.max(initial=0))) >= vocab_size:
+        raise InputError(
+            f"{place}: sample {sample.name} has token id {highest}; expected less than --vocab-size {vocab_size}. Give the "
+            "target's own vocabulary."
+        )
+    return sample
 
 
 def _finite_only(found: Found, progress: Progress) -> Found:
@@ -192,6 +232,7 @@ def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
     return replace(rows.facts, codec=config.codec, spans=config.spans if rows.facts.spans == "all" else rows.facts.spans)
 
 
+@checked
 def estimate_import(
     config: ImportConfig, source: str | Path, out: str | Path, *, progress: Progress = SILENT
 ) -> TargetEstimate:
@@ -212,6 +253,7 @@ def estimate_import(
 
 
 @explains("out")
+@checked
 def import_targets(
     config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Manifest:
@@ -260,6 +302,7 @@ def _write_shard(bank: BankWriter, source: ShardSource, shard: Shard) -> None:
 
 
 @explains("out")
+@checked
 def import_to_deepspec(
     config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:

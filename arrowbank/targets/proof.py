@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from arrowbank.bank.checks import Check, attempt, found_wrong, run_check
+from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
 from arrowbank.bank.floats import Bits, float32_of
 from arrowbank.bank.target_checks import target_checks
 from arrowbank.bank.targets import EMBEDDINGS, TargetRows, TargetSample, open_target_bank
 from arrowbank.bank.verify import verify as verify_bank
-from arrowbank.errors import InputError
+from arrowbank.errors import InputError, NothingChecked
 from arrowbank.formats import deepspec
 from arrowbank.formats.verify import verify_bytes
 from arrowbank.models import ModelConfig, describe
 from arrowbank.models.device import resolve_device
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Natural, checked, refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
@@ -36,17 +37,24 @@ MAX_TOKENS = 256
 FITS = 0.2  # relative error: what engines differ by stays far below, and the next layer is rarely that near
 
 
+@checked
 def verify_targets(
     folder: str | Path,
     model: ModelConfig | None = None,
     *,
-    samples: int = SAMPLES,
+    samples: Natural | None = None,
     progress: Progress = SILENT,
 ) -> list[Check]:
-    """All checks of a target bank, or of a DeepSpec cache, in `folder`; with `model`, also the proof by the model itself.
+    """All checks of a target bank, or of a DeepSpec cache, in `folder`; with `model`, also the proof by the model itself, which
+    computes `samples` samples again (None: 4).
 
-    Raises InputError where the model cannot be loaded or is not one that has been tapped.
+    Raises InputError where the model cannot be loaded or is not one that has been tapped, and for `samples` without a model;
+    NothingChecked for 0 samples.
     """
+    if model is None:
+        refuse_unread("no --model", samples=samples)
+    if samples == 0:
+        raise NothingChecked("--samples 0: the model would compute nothing, and prove nothing. Give 1 or more.")
     if (Path(folder) / deepspec.INDEX).is_file():
         index = Path(folder) / deepspec.INDEX
         with attempt(index) as failures:
@@ -54,16 +62,18 @@ def verify_targets(
         if failures:
             return [Check("opens", False, failures[0])]
         opened = Check("opens", True, f"a DeepSpec cache of {len(rows.lengths):,} samples; index and sizes fit")
+        if not len(rows.lengths):
+            return [opened, Check("rows", False, NOTHING)]
         checks = [opened, *verify_bytes(Path(folder), progress=progress)]
         checks += run_check("rows", index, lambda: target_checks(rows, progress=progress))
     else:
         checks = verify_bank(folder, progress=progress)
-        if not checks[0].ok:
+        if not checks[0].ok or any(check.name == "rows" and not check.ok for check in checks):
             return checks
         rows = open_target_bank(folder)
     if model is None:
         return checks
-    return checks + prove(rows, model, samples=samples, progress=progress)
+    return checks + prove(rows, model, samples=samples or SAMPLES, progress=progress)
 
 
 def prove(rows: TargetRows, config: ModelConfig, *, samples: int = SAMPLES, progress: Progress = SILENT) -> list[Check]:
@@ -79,6 +89,9 @@ def prove(rows: TargetRows, config: ModelConfig, *, samples: int = SAMPLES, prog
             phase.advance(1)
     if failures:
         return [Check("layers", False, failures[0])]
+    if not nearness.tokens:
+        detail = f"no hidden state is kept within the first {MAX_TOKENS} tokens of {len(chosen)} samples: give more --samples"
+        return [Check("proof", False, detail)]
     place, layers = Path(rows.place), witness.info.num_layers
     return run_check("layers", place, lambda: nearness.layers(layers)) + run_check("norm", place, nearness.norm)
 
@@ -149,6 +162,7 @@ class _Nearness:
 
     def __init__(self, rows: TargetRows) -> None:
         self._facts = rows.facts
+        self.tokens = 0  # compared so far
         self._to_blocks: list[list[torch.Tensor]] = [[] for _ in range(rows.facts.layers)]  # a tap: [n + 1, T] a sample
         self._to_norms: dict[str, list[torch.Tensor]] = {"post": [], "pre": []}
         self._agreements: dict[str, list[torch.Tensor]] = {"post": [], "pre": []}
@@ -160,6 +174,7 @@ class _Nearness:
         at = torch.from_numpy(places[kept].astype(np.int64))
         if not len(kept):
             return
+        self.tokens += len(kept)
         taps = _values(sample.taps[kept]).view(len(kept), self._facts.layers, -1)
         last = _values(sample.last[kept])
         blocks = computed.blocks[:, at]

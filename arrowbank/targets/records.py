@@ -25,6 +25,12 @@ SORTS = {
     ONES_EXCEPT_FIRST: "token ids without a loss mask (input_ids)",
 }
 FIELDS = ("id", "messages", "tools", "input_ids", "loss_mask")
+READ = {  # the fields of a sample that count, by what makes its loss mask
+    ASSISTANT_TOKENS: ("id", "messages", "tools"),
+    GIVEN: ("id", "input_ids", "loss_mask"),
+    ONES_EXCEPT_FIRST: ("id", "input_ids"),
+}
+LENGTH = "length"  # of a token bank: only what input_ids say
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,11 @@ class Records:
             raise InputError(f"{self.path}: holds no sample. Give a file of at least one conversation or token row.")
         return first.loss_mask_rule
 
+    @property
+    def unread_columns(self) -> list[str]:
+        """The columns of a saved dataset that nobody reads; none of a file, and of a token bank's none but what others put there."""
+        return [name for name in self._dataset.column_names if name not in (*FIELDS, LENGTH)] if self.path.is_dir() else []
+
     def __iter__(self) -> Iterator[Record]:
         """Every sample. InputError for a line that is not a JSON object in UTF-8, and for a file cut off."""
         return self._rows() if self.path.is_dir() else self._lines()
@@ -88,7 +99,8 @@ class Records:
             if value is not None:
                 yield Record(place, _name(value.get("id"), f"{self.path.name}:{number}", place), value)
 
-    def _rows(self) -> Iterator[Record]:
+    @property
+    def _dataset(self) -> Any:
         import datasets
 
         try:
@@ -97,6 +109,10 @@ class Records:
             raise InputError(f"{self.path}: not a saved dataset ({error}). Give one, or a file of JSON lines.") from None
         if not isinstance(rows, datasets.Dataset):
             raise InputError(f"{self.path}: a saved dataset of several splits. Give the folder of one: {', '.join(rows)}.")
+        return rows
+
+    def _rows(self) -> Iterator[Record]:
+        rows = self._dataset
         rows = rows.select_columns([name for name in FIELDS if name in rows.column_names]).with_format(None)
         for number, value in enumerate(rows):
             place = f"{self.path}, row {number}"

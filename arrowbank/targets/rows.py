@@ -18,9 +18,9 @@ from arrowbank.bank.manifest import readable_json
 from arrowbank.bank.targets import needed_positions
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import Shard
-from arrowbank.progress import SILENT, Phase, Progress
+from arrowbank.progress import SILENT, Phase, Progress, tell_unread
 from arrowbank.targets.conversations import ChatTokenizer
-from arrowbank.targets.records import ASSISTANT_TOKENS, ONES_EXCEPT_FIRST, SORTS, Record, Records
+from arrowbank.targets.records import ASSISTANT_TOKENS, ONES_EXCEPT_FIRST, READ, SORTS, Record, Records
 
 ROWS_A_BATCH = 1024
 SCHEMA = pa.schema([("sample", pa.string()), ("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8()))])
@@ -62,18 +62,25 @@ class RowRules:
 
 @dataclass
 class RowMaker:
-    """Samples → token rows, counted as they pass. `chat` is needed for conversations."""
+    """Samples → token rows, counted as they pass. `chat` is needed for conversations. `unread` names the fields that were met and
+    not read."""
 
     records: Records
     rules: RowRules
     chat: ChatTokenizer | None
     counts: RowCounts = field(default_factory=RowCounts)
+    unread: dict[str, None] = field(default_factory=dict)
+
+    def tell_unread(self, progress: Progress) -> None:
+        """Name what the samples so far hold and nobody reads."""
+        tell_unread(progress, self.records.path, fields=[*self.records.unread_columns, *self.unread])
 
     def __iter__(self) -> Iterator[TokenRow]:
         """The rows that are kept. InputError for a sample that is no good, and where none is kept."""
         self.counts = RowCounts()
         for record in islice(self.records, self.rules.limit):
             ids, mask = self._tokens(record)
+            self._note_unread(record)
             self._check_vocabulary(record, ids)
             truncated = len(ids) > self.rules.max_length
             ids, mask = ids[: self.rules.max_length], mask[: self.rules.max_length]
@@ -107,6 +114,11 @@ class RowMaker:
         if len(mask) != len(ids):
             raise InputError(f"{record.place}: loss_mask has {len(mask)} entries, expected one for each of {len(ids)} tokens.")
         return ids, mask
+
+    def _note_unread(self, record: Record) -> None:
+        for name, value in record.value.items():
+            if value is not None and name not in READ[self.rules.loss_mask]:
+                self.unread[name] = None
 
     def _check_vocabulary(self, record: Record, ids: Ids) -> None:
         if (highest := int(ids.max(initial=0))) >= self.rules.vocab_size:
@@ -180,6 +192,7 @@ def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SIL
         return PreparedRows(path), RowCounts(**noted["counts"])
     with progress.phase("prepare", None, unit="samples") as phase, publishing(path) as file:
         _write(file, maker, phase)
+    maker.tell_unread(progress)
     if noted and noted["sha256"] != file.digest:
         raise CorruptBank(
             f"{path}: was damaged, and the same samples do not give the same tokens again, as when a chat template writes the date. "

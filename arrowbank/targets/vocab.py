@@ -27,6 +27,7 @@ from arrowbank.errors import ContractError, CorruptBank, InputError
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors
 from arrowbank.formats.sidecar import xxh3_128
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, checked
 
 METADATA = ("bank_digest", "draft_vocab_size", "target_vocab_size")
 DIGEST = "xxh3_128"
@@ -82,11 +83,12 @@ def map_path(folder: str | Path, draft_vocab: int) -> Path:
     return Path(folder) / f"vocab-{draft_vocab}.safetensors"
 
 
+@checked
 def write_vocab_map(
     folder: str | Path,
     draft_vocab: int,
     *,
-    vocab_size: int | None = None,
+    vocab_size: Count | None = None,
     out: str | Path | None = None,
     progress: Progress = SILENT,
 ) -> VocabMap:

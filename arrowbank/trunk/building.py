@@ -19,22 +19,24 @@ from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.trunk import KIND
-from arrowbank.errors import DiskFull, InputError
+from arrowbank.errors import DiskFull
 from arrowbank.models import local_model
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, checked
 from arrowbank.trunk.computing import TrunkJob, WindowRows
 from arrowbank.trunk.planning import FILES_OVERHEAD, SHARD_OVERHEAD, TrunkConfig, TrunkPlan
 from arrowbank.trunk.tapping import build_taps, taps_bytes, taps_folder
 
 
 @explains("out")
+@checked
 def build_trunk(
     config: TrunkConfig,
     out: str | Path,
     *,
     restart: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
     """Compute the trunk bank `out` of `config.model` for `config.data`, and the bank of its taps, if any; the former's manifest.
@@ -44,13 +46,12 @@ def build_trunk(
 
     Raises InputError (model, data, too few windows), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}, it must be at least 1.")
     outputs: list[Named] = [("--out", out), *([("--out", taps_folder(out))] if config.taps else [])]
     models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
     require_separate(outputs, [*((f"--data {one.name}=", one.path) for one in config.data), *models])
     plan = TrunkPlan(config)
     require_budget(estimate_trunk(config, out, plan=plan))
+    plan.tell_unread(progress)
     processes = plan.info.devices if workers is None else workers
     with BankWriter(out, kind=KIND, recipe=plan.recipe, restart=restart, manifest=plan.manifest) as bank:
         if bank.committed:
@@ -133,6 +134,7 @@ class TrunkEstimate:
         return self.total_bytes <= self.free_bytes and (self.budget_bytes is None or self.total_bytes <= self.budget_bytes)
 
 
+@checked
 def estimate_trunk(config: TrunkConfig, out: str | Path, *, plan: TrunkPlan | None = None) -> TrunkEstimate:
     """What `build_trunk` with the same arguments will take: the windows are packed, nothing is written, no weight is loaded.
 

@@ -6,16 +6,18 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arrowbank.bank.trunk import window_bytes
 from arrowbank.errors import InputError
-from arrowbank.formats.lines import MAX_LINE_BYTES, check_limit
+from arrowbank.formats.lines import MAX_LINE_BYTES
 from arrowbank.models import ModelConfig, describe, load_tokenizer, tokenizer_fingerprint
 from arrowbank.plan import BatchRules, Shard
+from arrowbank.progress import Progress, tell_unread
+from arrowbank.settings import Count, Flag, Natural, Place, Settings, refuse_unread
 from arrowbank.shuffle import shuffled
 from arrowbank.trunk.packing import HELD_OUT_EVERY, PackedSet, Windows, least_tokens, pack
-from arrowbank.trunk.sources import Records, open_source
+from arrowbank.trunk.sources import Records, Source, open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,71 +25,63 @@ if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
 
 METHOD = 1  # raise it when the same tokens and weights would give other bytes
-NORMS = ("post", "pre")
 SHARD_BYTES = 1 << 29
 MAX_VALUES = 2**31 - 1  # of a column in one record batch
 TOKENS = 393_216
+TEXT_FIELD = "text"
 SHARD_OVERHEAD = 2000  # bytes that a shard takes beside its values: an Arrow stream's own, and its lines in other files
 FILES_OVERHEAD = 4300  # manifest, card, column types
 
 
 @dataclass(frozen=True)
-class TrunkData:
+class TrunkData(Settings):
     """A data set: its name, where it lies, and how many tokens are taken of it (None: as many as of the others)."""
 
-    name: str
-    path: str | Path
-    tokens: int | None = None
+    name: Annotated[str, Flag("--data")]
+    path: Annotated[str | Path, Flag("--data")]
+    tokens: Annotated[Count, Flag("--data")] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.name or not str(self.path):
             raise InputError(f"--data {self.name}={self.path}: expected NAME=PATH, as in --data code=tokens.")
-        if self.tokens is not None and self.tokens < 1:
-            raise InputError(f"--data {self.name}: takes {self.tokens} tokens; expected at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrunkConfig:
+class TrunkConfig(Settings):
     """What is computed of which windows. Raises InputError for a value that no bank could take.
 
     model      layer, pooling and backbone stay at their defaults: a trunk is the whole model
     data       the sets, in the order of the bank's windows
     window     T, tokens a window
     topk       k, next tokens kept a row
-    tokens     taken of a set that does not say
+    tokens     taken of a set that does not say (None: 393,216)
     chain      steps that the draft will look ahead: a short last window is kept if it has 16 tokens more
     hidden     "post" or "pre": hidden states after or before the model's final norm
     taps       layers whose output is kept of held-out windows, in a bank of their own; i is what block i puts out
     hold_all   every window is held out: for evaluation only
     tokenizer  for data that are texts; default the model's
-    text_field where the text is in a line of .jsonl or a row of a saved dataset
+    text_field where the text is in a line of .jsonl or a row of a saved dataset (None: "text")
     max_line_bytes  a longer line of a text file is an error; it decides no row
     rules      the batches: at most so many windows and tokens a forward pass; of one window, a row's bits are its own alone
     """
 
     model: ModelConfig
     data: tuple[TrunkData, ...]
-    window: int = 2048
-    topk: int = 64
-    tokens: int = TOKENS
-    chain: int = 3
-    hidden: str = "post"
+    window: Count = 2048
+    topk: Count = 64
+    tokens: Count | None = None
+    chain: Count = 3
+    hidden: Literal["post", "pre"] = "post"
     taps: tuple[int, ...] = ()
     hold_all: bool = False
-    tokenizer: str | None = None
-    text_field: str = "text"
+    tokenizer: Place | None = None
+    text_field: str | None = None
     rules: BatchRules = field(default_factory=lambda: BatchRules(max_batch=1))
-    max_shard_bytes: int | None = None
-    budget_bytes: int | None = None
-    max_line_bytes: int = MAX_LINE_BYTES
+    max_shard_bytes: Count | None = None
+    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
+    max_line_bytes: Count = MAX_LINE_BYTES
 
-    def __post_init__(self) -> None:
-        check_limit(self.max_line_bytes)
-        if self.hidden not in NORMS:
-            raise InputError(f"hidden is {self.hidden!r}; expected one of {', '.join(NORMS)}.")
-        for name in ("window", "topk", "tokens", "chain", "max_shard_bytes"):
-            if (found := getattr(self, name)) is not None and found < 1:
-                raise InputError(f"{name} is {found}; expected at least 1.")
+    def check(self) -> None:
         names = [one.name for one in self.data]
         if not names or len(set(names)) < len(names):
             raise InputError(f"the data sets are named {', '.join(names) or 'nothing'}; expected at least one, each name once.")
@@ -96,6 +90,8 @@ class TrunkConfig:
                 f"--taps {','.join(map(str, self.taps))}: expected ascending ids of decoder blocks, each once, −1 for the "
                 "embeddings, as in --taps 1,9,17."
             )
+        if all(one.tokens is not None for one in self.data):
+            refuse_unread("data sets that all have @TOKENS of their own", self, ["tokens"])
         plain = ModelConfig(model=self.model.model)
         for name in ("layer", "pooling", "backbone"):
             if getattr(self.model, name) != getattr(plain, name):
@@ -166,6 +162,10 @@ class TrunkPlan:
     def windows(self) -> Windows:
         """The packed windows. InputError for data that cannot be read, or give too few windows."""
         windows = Windows([self._pack(one) for one in self.config.data], self.config.window, self.config.hold_all)
+        if not any(source.text_field for source in self._sources.values()):
+            refuse_unread("data without named fields (banks, .txt)", self.config, ["text_field"])
+        if "tokenizer" not in self.__dict__:
+            refuse_unread("data of token ids", self.config, ["tokenizer"])
         if len(windows) < HELD_OUT_EVERY and not self.config.hold_all:
             each = ", ".join(f"{one.name} {len(one.lengths)}" for one in windows.sets)
             raise InputError(
@@ -175,13 +175,23 @@ class TrunkPlan:
             )
         return windows
 
+    @cached_property
+    def _sources(self) -> dict[TrunkData, Source]:
+        field = self.config.text_field or TEXT_FIELD
+        return {data: open_source(Path(data.path), field, self.config.max_line_bytes) for data in self.config.data}
+
+    def tell_unread(self, progress: Progress) -> None:
+        """Name what the data hold and nobody has read."""
+        for data in self.config.data:
+            tell_unread(progress, f"{data.name} ({data.path})", fields=self._sources[data].unread)
+
     def _pack(self, data: TrunkData) -> PackedSet:
-        source = open_source(Path(data.path), self.config.text_field, self.config.max_line_bytes)
+        source = self._sources[data]
         records = Records(source, f"{data.name} ({data.path})", self.info.vocab_size, lambda: self.tokenizer)
         packed = pack(
             data.name,
             records.in_order(shuffled(len(source))),
-            tokens=data.tokens or self.config.tokens,
+            tokens=data.tokens or self.config.tokens or TOKENS,
             window=self.config.window,
             chain=self.config.chain,
         )

@@ -34,7 +34,11 @@ TEXTS_A_CALL = 64  # texts that are tokenized together
 
 
 class Source(Protocol):
-    """Records by their numbers."""
+    """Records by their numbers. `text_field` is where texts are, None where records have no named fields; `unread` names the
+    fields that were met so far and not read."""
+
+    text_field: str | None
+    unread: dict[str, None]
 
     def __len__(self) -> int:
         """How many records there are."""
@@ -110,14 +114,17 @@ def open_source(path: Path, text_field: str, max_line_bytes: int = MAX_LINE_BYTE
     kind = Path(path.name.removesuffix(path.suffix)).suffix if path.suffix in COMPRESSIONS else path.suffix
     if kind not in (".jsonl", ".txt"):
         raise InputError(f"{path}: a file whose name ends in {kind!r}; expected .jsonl or .txt (also .gz, .zst), or a folder.")
-    return FileSource(path, _json_record if kind == ".jsonl" else _plain_record, text_field, max_line_bytes)
+    return FileSource(path, text_field if kind == ".jsonl" else None, max_line_bytes)
 
 
 class BankSource:
     """A committed bank with a column of `input_ids`, or else of `text`. InputError for one that has neither."""
 
+    text_field: str | None = None
+
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
+        self.unread: dict[str, None] = {}
         columns = [name for name in ("input_ids", "text") if name in bank.columns]
         if not columns or pa.types.is_fixed_size_list(bank.schema.field(columns[0]).type):
             raise InputError(
@@ -170,6 +177,8 @@ class DatasetSource:
                 f"{path}: a dataset of the columns {', '.join(rows.column_names)}; expected input_ids, or a text column named "
                 "with --text-field."
             )
+        self.text_field: str | None = text_field
+        self.unread = dict.fromkeys(name for name in rows.column_names if name != columns[0])
         self._column = columns[0]
         self._rows = rows.select_columns(columns[:1]).with_format(None)
 
@@ -183,19 +192,18 @@ class DatasetSource:
         return f"row {number}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileSource:
-    """A text file with a record a line; blank lines are none. `parse` makes of a line, its place and the text field a record."""
+    """A text file with a record a line; blank lines are none. With a `text_field` a line is an object, else it is a text."""
 
     path: Path
-    parse: Any
-    text_field: str
+    text_field: str | None
     max_line_bytes: int
-    lines: list[tuple[int, bytes]] = field(init=False)
+    unread: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lines = numbered_lines(self.path, self.max_line_bytes)
-        object.__setattr__(self, "lines", [(number, line) for number, line in lines if line.strip()])
+        self.lines = [(number, line) for number, line in lines if line.strip()]
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -212,27 +220,27 @@ class FileSource:
             text = line.decode()
         except UnicodeDecodeError as error:
             raise InputError(f"{place}, byte {error.start + 1}: not UTF-8. Write the file again.") from None
-        return self.parse(text, place, self.text_field)
+        if self.text_field is None:
+            return text
+        value = _json_value(text, place)
+        named = value if isinstance(value, dict) else {}
+        name = next((name for name in ("input_ids", self.text_field) if named.get(name) is not None), None)
+        if name is None:
+            raise InputError(
+                f"{place}: {_short(value)}; expected an object with input_ids, or a text under {self.text_field!r} (--text-field "
+                "names it)."
+            )
+        self.unread |= dict.fromkeys(other for other in named if other != name)
+        return named[name]
 
 
-def _plain_record(line: str, _place: str, _text_field: str) -> str:
-    return line
-
-
-def _json_record(line: str, place: str, text_field: str) -> Any:
-    """The token ids of an object, or else its text."""
+def _json_value(line: str, place: str) -> Any:
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{place}, column {error.colno}: not JSON ({error.msg}). Expected one object a line.") from None
     except RecursionError:
         raise InputError(f"{place}: nested too deeply to be read. Expected one object a line.") from None
-    found = value.get("input_ids", value.get(text_field)) if isinstance(value, dict) else None
-    if found is None:
-        raise InputError(
-            f"{place}: {_short(value)}; expected an object with input_ids, or a text under {text_field!r} (--text-field names it)."
-        )
-    return found
 
 
 def _is_text(value: str) -> bool:

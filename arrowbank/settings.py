@@ -1,0 +1,343 @@
+"""Checked options: config classes and public functions whose values are held against their own annotations.
+
+    class TokenizeConfig(Settings):            # a frozen dataclass
+        max_tokens: Count = 256                # Annotated[int, Range(least=1)]
+        on_long: Literal["truncate", "error"] = "truncate"
+
+    TokenizeConfig(max_tokens="256")           # InputError: TokenizeConfig: max_tokens is '256' (str); expected …
+
+What an annotation says is the one rule: types, bounds and choices need no code of their own. Values that mean the same are
+stored in one form (a NumPy integer as an int, a list as a tuple, a path as a str where the annotation is `Place`).
+
+An option that only some inputs or modes read has the default None, "not given"; `refuse_unread` then refuses it where it would
+have no effect.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from arrowbank.errors import InputError
+
+SHOWN = 60  # characters of a value in a message
+LISTS = (list, Sequence, Iterable)
+NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number", Path: "a path", type(None): "None"}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number: `least` and `most` are allowed, `above` and `below` are not. A NaN is in no range."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        said = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
+        return " and ".join(f"{words} {bound:g}" for words, bound in said.items() if bound is not None)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The option of a field on the command line, where it is not the field's name with dashes; "" where there is none."""
+
+    name: str
+
+
+class _PlaceMark:
+    """Marks a string that may be given as a path."""
+
+
+Place = Annotated[str, _PlaceMark()]
+Count = Annotated[int, Range(least=1)]
+Natural = Annotated[int, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+Cosine = Annotated[float, Range(least=-1, most=1)]
+
+
+class Settings:
+    """Base of the frozen dataclasses of options. InputError, when one is made, for a value that its annotation does not allow."""
+
+    def __post_init__(self) -> None:
+        hints = hints_of(type(self))
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            hint = hints[field.name]
+            flag = "" if _has_settings(hint) else flag_of(field.name, hint)
+            value = checked_value(getattr(self, field.name), hint, f"{type(self).__name__}: {field.name}", flag)
+            object.__setattr__(self, field.name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Raise InputError for what no annotation of one field can say."""
+
+
+def checked_value(value: Any, hint: Any, name: str, flag: str = "") -> Any:
+    """`value` in the form in which it is stored. InputError, naming `name` and the option `flag`, where `hint` does not allow it."""
+    try:
+        return _taken(value, hint)
+    except _Unfit as unfit:
+        inside = f" at {unfit.inside}" if unfit.inside else ""
+        option = f" ({flag})" if flag else ""
+        raise InputError(f"{name} is {_shown(unfit.found)}{inside}; expected {unfit.expected}{option}.{unfit.remedy}") from None
+
+
+def checked(function: Function) -> Function:
+    """A public function whose arguments are checked as the fields of `Settings` are."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        hints = hints_of(function)
+        for name, value in given.arguments.items():
+            if name in hints:
+                given.arguments[name] = checked_value(value, hints[name], f"{function.__qualname__}: {name}")
+        return function(*given.args, **given.kwargs)
+
+    return cast(Function, run)
+
+
+def given(options: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a dataclass among `names` that are not what they are where nobody gives them."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return {name: value for name in names if (value := getattr(options, name)) != defaults[name]}
+
+
+def refuse_unread(mode: str, options: Any = None, names: Iterable[str] = (), **loose: object) -> None:
+    """InputError for the first option that was given and has no effect in `mode`, in words: a field of `options` among `names`,
+    or one of `loose` that is not None or False."""
+    found = given(options, names) if names else {}
+    found |= {name: value for name, value in loose.items() if value is not None and value is not False}
+    hints = hints_of(type(options)) if found else {}
+    for name in found:
+        flag = flag_of(name, hints.get(name))
+        field = "" if flag == f"--{name}" else f" ({name})"
+        raise InputError(f"{flag}{field}: has no effect with {mode}: leave {flag} out.")
+
+
+def _has_settings(hint: Any) -> bool:
+    """Whether values are, or hold, objects of options: they have no option of their own."""
+    kinds = [hint, *get_args(hint)]
+    return any(isinstance(kind, type) and issubclass(kind, Settings) for kind in kinds)
+
+
+def flag_of(name: str, hint: Any = None) -> str:
+    """The option of the field `name` on the command line."""
+    return next((mark.name for mark in _marks(hint) if isinstance(mark, Flag)), f"--{name.replace('_', '-')}")
+
+
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def hints_of(what: Any) -> dict[str, Any]:
+    """The annotations of a class or function, resolved once."""
+    if what not in _HINTS:
+        _HINTS[what] = get_type_hints(what, include_extras=True)
+    return _HINTS[what]
+
+
+def _marks(hint: Any) -> Iterator[Any]:
+    """What `Annotated` says, here or inside a union."""
+    if get_origin(hint) is Annotated:
+        yield from get_args(hint)[1:]
+        yield from _marks(get_args(hint)[0])
+    elif get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            yield from _marks(member)
+
+
+class _Unfit(Exception):
+    """A value, or one inside it, that a hint does not allow."""
+
+    def __init__(self, found: Any, expected: str, inside: str = "", remedy: str = "") -> None:
+        self.found, self.expected, self.inside, self.remedy = found, expected, inside, remedy
+
+
+def _taken(value: Any, hint: Any) -> Any:
+    """`value` as `hint` wants it. Raises _Unfit."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _marked(value, hint)
+    if origin in (Union, types.UnionType):
+        return _one_of(value, hint, args)
+    if origin is Literal:
+        if isinstance(value, str) and value in args:
+            return str(value)
+        raise _Unfit(value, _words(hint))
+    if origin is tuple:
+        return _tuple(value, hint, args)
+    if origin in LISTS:
+        return [_inside(item, args[0], at) for at, item in enumerate(_items(value, hint, args[0]))]
+    kind = origin or hint
+    if kind in _PLAIN:
+        return _PLAIN[kind](value)
+    checkable = isinstance(kind, type) and not getattr(kind, "_is_protocol", False) and kind is not object
+    if checkable and not isinstance(value, kind):
+        raise _Unfit(value, _words(hint), remedy=_call(kind))
+    return value
+
+
+def _marked(value: Any, hint: Any) -> Any:
+    inner, *marks = get_args(hint)
+    given = value
+    if isinstance(value, os.PathLike) and any(isinstance(mark, _PlaceMark) for mark in marks):
+        value = os.fspath(value)
+    try:
+        value = _taken(value, inner)
+    except _Unfit as unfit:
+        raise _Unfit(unfit.found, unfit.expected if unfit.inside else _words(hint), unfit.inside, unfit.remedy) from None
+    for mark in marks:
+        if isinstance(mark, Range) and value is not None and value not in mark:
+            raise _Unfit(given, _words(hint))
+    return value
+
+
+def _one_of(value: Any, hint: Any, members: Sequence[Any]) -> Any:
+    unfit: list[_Unfit] = []
+    for member in sorted(members, key=lambda member: type(value) is not member):
+        try:
+            return _taken(value, member)
+        except _Unfit as error:
+            unfit.append(error)
+    deeper = next((error for error in unfit if error.inside), None)
+    if deeper is not None:
+        raise deeper
+    raise _Unfit(value, _words(hint), remedy=next((error.remedy for error in unfit if error.remedy), ""))
+
+
+def _tuple(value: Any, hint: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    if len(args) == 2 and args[1] is Ellipsis:
+        return tuple(_inside(item, args[0], at) for at, item in enumerate(_items(value, hint, args[0])))
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        raise _Unfit(value, _words(hint))
+    items = list(value)
+    if len(items) != len(args):
+        raise _Unfit(value, _words(hint))
+    return tuple(_inside(item, arg, at) for at, (item, arg) in enumerate(zip(items, args, strict=True)))
+
+
+def _items(value: Any, hint: Any, item: Any) -> list[Any]:
+    """The members of a list. A lone string or path is a list of one, where such are listed."""
+    if isinstance(value, str | os.PathLike):
+        try:
+            return [_taken(value, item)]
+        except _Unfit:
+            raise _Unfit(value, _words(hint)) from None
+    if isinstance(value, bytes | bytearray | Mapping | Set) or not isinstance(value, Iterable):
+        raise _Unfit(value, _words(hint))
+    try:
+        return list(value)
+    except TypeError:  # an array of no dimensions
+        raise _Unfit(value, _words(hint)) from None
+
+
+def _inside(value: Any, hint: Any, at: int) -> Any:
+    try:
+        return _taken(value, hint)
+    except _Unfit as unfit:
+        raise _Unfit(unfit.found, unfit.expected, f"[{at}]{unfit.inside}", unfit.remedy) from None
+
+
+def _bool(value: Any) -> bool:
+    if (
+        isinstance(value, bool)
+        or type(value).__name__ == "bool_"
+        or (type(value).__module__, type(value).__name__)
+        == (
+            "numpy",
+            "bool",
+        )
+    ):
+        return bool(value)
+    raise _Unfit(value, NAMES[bool])
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    raise _Unfit(value, NAMES[int])
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise _Unfit(value, NAMES[float])
+
+
+def _str(value: Any) -> str:
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise _Unfit(value, NAMES[str])
+
+
+def _path(value: Any) -> Path:
+    if isinstance(value, str | os.PathLike):
+        return Path(value)
+    raise _Unfit(value, NAMES[Path])
+
+
+def _none(value: Any) -> None:
+    if value is not None:
+        raise _Unfit(value, NAMES[type(None)])
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _str,
+    Path: _path,
+    type(None): _none,
+    Any: lambda value: value,
+}
+
+
+def _words(hint: Any) -> str:
+    """What a hint allows, in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = "".join(f" {mark}" for mark in args[1:] if isinstance(mark, Range))
+        place = " or a path" if any(isinstance(mark, _PlaceMark) for mark in args[1:]) else ""
+        return f"{_words(args[0])}{bounds}{place}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(arg) for arg in args if arg is not type(None)))
+    if origin is Literal:
+        return f"one of {', '.join(args)}" if len(args) > 1 else f"{args[0]}"
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
+        return f"({', '.join(map(_words, args))})"
+    if origin is tuple or origin in LISTS:
+        return f"a list, each {_words(args[0])}"
+    kind = origin or hint
+    return NAMES.get(kind) or f"a {getattr(kind, '__name__', kind)}"
+
+
+def _call(kind: type) -> str:
+    """What to do about a value where an object of options is meant."""
+    return f" Give {kind.__name__}(…)." if issubclass(kind, Settings) else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    short = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return short if value is None or type(value) in (bool, int, float, str) else f"{short} ({type(value).__name__})"
