@@ -20,7 +20,7 @@ from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.nearest import nearest
 from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
-from arrowbank.corpus.scan import ScanConfig, read_keys
+from arrowbank.corpus.scan import DEFAULT_FIELDS, ScanConfig, read_keys
 from arrowbank.corpus.sources import find_sources
 from arrowbank.errors import ContractError, InputError
 from arrowbank.leakage import Audit, AuditExample, AuditRow
@@ -123,9 +123,10 @@ def _with_fields(scan: ScanConfig, bank: FeatureBank, progress: Progress) -> Sca
     if scan.fields is not None or not recorded:
         return scan
     config = replace(scan, fields=tuple((kind, path) for kind, path in recorded))
-    progress.message(
-        f"texts are read as those of {bank.folder} were: {', '.join(f'{kind}={path}' for kind, path in config.paths)}"
-    )
+    if config.paths != DEFAULT_FIELDS:
+        progress.message(
+            f"texts are read as those of {bank.folder} were: {', '.join(f'{kind}={path}' for kind, path in config.paths)}"
+        )
     return config
 
 

@@ -13,6 +13,7 @@ from arrowbank.corpus.scan import ScanConfig, scan
 from arrowbank.corpus.scan import inputs_of as scanned
 from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
 from arrowbank.encoding import EncodeConfig, RunOptions, encode
+from arrowbank.encoding.config import check_options
 from arrowbank.encoding.stage import inputs_of as encoded
 from arrowbank.errors import InputError
 from arrowbank.models import local_model
@@ -45,6 +46,7 @@ def build(
     Raises what the three stages raise.
     """
     options = options or RunOptions()
+    check_options(options, grows=config.onto is not None or config.encode.onto is not None)  # before the first stage
     texts, tokens, features = (Path(out) / name for name in PARTS)
     require_separate([("--out", texts), ("--out", tokens), ("--out", features)], inputs_of(config))
     config = _grown(config, config.onto) if config.onto is not None else config

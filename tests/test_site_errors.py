@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterato
         build(config, "router")
         cut = EncodeConfig(model=ModelConfig(model="Qwen/Qwen3-4B"), shard_rows=2)
         encode(cut, "router/tokens", "unfinished", options=RunOptions(shards=(0,)))
+        Path("other.jsonl").write_text('{"query": "Nobody asks this elsewhere."}\n')
+        build(replace(config, scan=ScanConfig(sources=(("train", "other.jsonl"),))), "elsewhere")
         shutil.copytree("router/features", "damaged")
         shard = Path("damaged/data-00000.arrow")
         shard.write_bytes(shard.read_bytes()[:-100])

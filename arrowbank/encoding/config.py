@@ -111,6 +111,12 @@ class RunOptions(Settings):
             raise InputError("restart cannot be combined with worker i/n: other workers' shards would go. Restart without it.")
 
 
+def check_options(options: RunOptions, *, grows: bool) -> None:
+    """InputError for an option that is only for a bank that grows, where this one does not."""
+    if not grows:
+        refuse_unread("a bank that does not grow (no --onto)", options, ["drift_sample", "min_cosine"])
+
+
 @lru_cache(maxsize=1)
 def load_custom_encoder(spec: str) -> OwnEncoder:
     """The user's own encoder, from "package.module:factory". InputError when it is not one.

@@ -25,6 +25,7 @@ from arrowbank.encoding.config import (
     MIN_COSINE,
     EncodeConfig,
     RunOptions,
+    check_options,
     load_custom_encoder,
 )
 from arrowbank.encoding.drift import DriftCheck, told_since
@@ -34,7 +35,7 @@ from arrowbank.errors import InputError
 from arrowbank.models import local_model
 from arrowbank.plan import Shard, rows_a_shard, shard_ranges
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import checked, refuse_unread
+from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
@@ -63,8 +64,7 @@ def encode(
     otherwise, and ContractError where this environment no longer gives its vectors.
     """
     options = options or RunOptions()
-    if config.onto is None:
-        refuse_unread("a bank that does not grow (no --onto)", options, ["drift_sample", "min_cosine"])
+    check_options(options, grows=config.onto is not None)
     plan = EncodePlan(config, open_tokens(tokens), texts)
     require_separate([("--out", out)], [("TOKENS", plan.tokens), ("--texts", plan.texts_folder), *inputs_of(config)])
     if plan.old:

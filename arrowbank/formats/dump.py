@@ -216,7 +216,7 @@ class _Survey:
         _check_ids(input_ids, self._rules.vocab_size)
         loss_mask = found.loss_mask()
         self._facts = facts
-        self._unread["tensors"] |= dict.fromkeys(found.unread())
+        self._unread["tensors"] |= dict.fromkeys(sorted(found.unread()))
         for part in (path.name.encode(), found.file.header, input_ids.tobytes(), loss_mask.tobytes()):
             self._content.update(part)
         self.files.append(path)

@@ -179,7 +179,7 @@ class SpeculatorsFolder:
 
     def tell_unread(self, progress: Progress) -> None:
         """Name what the folder holds and nobody reads."""
-        own = {hidden_file(row) for row in range(len(self.lengths))}
+        own = {SIDECAR, *(hidden_file(row) for row in range(len(self.lengths)))}
         found = [path.relative_to(self.folder).as_posix() for path in sorted(self.folder.rglob("*")) if path.is_file()]
         files = [name for name in found if name not in own and not any(fnmatch(name, pattern) for pattern in OWNS[1:])]
         tensors = [name for name in self._file(0).tensors if name not in (HIDDEN, TOKENS)]

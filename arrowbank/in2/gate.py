@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.checks import NOTHING, SHOWN, Check, attempt, run_check
+from arrowbank.bank.checks import SHOWN, Check, attempt, run_check
 from arrowbank.bank.columns import values_of
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import MANIFEST
@@ -171,8 +171,6 @@ class _Proof:
     def checks(self, *, unique_keys: bool) -> list[Check]:
         """What there is to say of the arm."""
         arm, manifest = self.arm, self.arm.folder / MANIFEST
-        if not len(arm.bank):
-            return [Check("examples", False, f"{arm.folder}: {NOTHING}")]
         checks = run_check("files", manifest, lambda: _files(arm)) + run_check("hashes", manifest, lambda: _hashes(arm))
         checks += [one.result() for one in (self._lists, *self._found)]
         checks += [Check("rows", False, failure) for failure in self._failures]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,9 +39,9 @@ from arrowbank.bank.targets import (
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
-from arrowbank.formats.sidecar import About
+from arrowbank.formats.sidecar import SIDECAR, About
 from arrowbank.plan import Shard
-from arrowbank.progress import SILENT, Progress
+from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
 from arrowbank.targets.committing import TargetEstimate, check_layers, commit_targets, is_done, publish_tally, require_budget
 
@@ -145,7 +146,11 @@ def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.D
 
 
 def _open_cache(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
-    return _relabelled(config, deepspec.DeepSpecCache(folder, norm=config.norm))
+    cache = deepspec.DeepSpecCache(folder, norm=config.norm)
+    names = sorted(path.name for path in folder.iterdir())
+    own = (*deepspec.OWNS, SIDECAR, ".*")
+    tell_unread(progress, folder, files=[name for name in names if not any(fnmatch(name, pattern) for pattern in own)])
+    return _relabelled(config, cache)
 
 
 def _open_speculators(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:

@@ -196,7 +196,7 @@ class _Nearness:
             found.append(nearest)
             errors.append(error)
             label = ids[tap] if ids else None
-            if error > FITS:
+            if not error <= FITS:  # NaN is no nearness
                 wrong.append(f"tap {tap} is like no layer (nearest is {nearest}, {error:.0%} off)")
             elif label is not None and label != nearest:
                 wrong.append(f"tap {tap} is labelled layer {label} and is layer {nearest} ({error:.1%} off)")
@@ -215,7 +215,7 @@ class _Nearness:
         nearest = min(medians, key=lambda norm: medians[norm])
         label = self._facts.last_hidden_norm
         told = ", ".join(f"{norm}: {medians[norm]:.2%} off, {agreement[norm]:.1%} of next tokens agree" for norm in medians)
-        if medians[nearest] > FITS:
+        if not medians[nearest] <= FITS:
             return Check("norm", False, f"labelled {label}, like neither convention ({told}): of another model, or damaged")
         if label == "unknown":
             return Check("norm", True, f"nobody said which; they are {nearest} ({told}): export with --assume-norm {nearest}")
