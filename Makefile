@@ -44,7 +44,7 @@ check: lint test docs
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
 
-# Kills, full disks, damage and mutated inputs for so many minutes; the figures add up in STATE
+# Kills, full disks, damage and mutated inputs for so many minutes; the figures add up in STATE, the table is beside it
 MINUTES ?= 10
 STATE ?= soak.json
 soak: $(VENV)/dev.stamp

@@ -32,6 +32,8 @@ PAGES = {
     "FORMAT.md": "format.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "docs/reliability.md": "reliability.md",
     "README.md": "index.md",
     "recipes": "recipes.md",
     "examples": "examples.md",

@@ -260,7 +260,7 @@ def test_a_sample_is_short_and_nothing_but_text(tmp_path: Path) -> None:
     nasty = "a | pipe\nand <script>alert(1)</script> **bold** `code` [link](http://x) " + "long " * 50
     batch = pa.record_batch(
         {
-            "text": pa.array([nasty, None], pa.large_string()),
+            "text": pa.array([nasty, ""], pa.large_string()),
             "input_ids": pa.array([list(range(100)), []], pa.list_(pa.int32())),
             "vector": pa.array([[0.5] * 8, [1.0] * 8], pa.list_(pa.float16(), 8)),
             "states": pa.array([[[1] * 4] * 3, []], pa.list_(pa.list_(pa.uint16(), 4))),

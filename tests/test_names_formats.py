@@ -9,12 +9,14 @@ import hashlib
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
@@ -24,6 +26,7 @@ from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
 from arrowbank.formats.deepspec import DeepSpecCache
 from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.sidecar import HIDDEN_SIDECAR, SIDECAR, sealed, sidecar_bytes
 from arrowbank.formats.speculators import SpeculatorsFolder
 from arrowbank.formats.tokenread import TokenExport
 from arrowbank.heal.healing import _earlier_copies, _locked
@@ -35,6 +38,7 @@ from arrowbank.report.healed import tell_healing
 from arrowbank.targets.importing import import_to_deepspec
 from tests import arms, drafts
 from tests.dumps import make_dump
+from tests.feature_banks import save_features
 from tests.target_banks import make_target_bank
 from tests.test_names import SECRET, nested, tree
 
@@ -237,24 +241,69 @@ def test_a_cache_names_its_own_shards(tmp_path: Path, outside: Path) -> None:
         DeepSpecCache(tmp_path / "cache")
 
 
+def edit_sidecar(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a sidecar, and make its digest right."""
+    sidecar = json.loads(path.read_text())
+    change(sidecar)
+    path.write_bytes(sidecar_bytes(sealed({name: value for name, value in sidecar.items() if name != "digest"})))
+
+
 @pytest.mark.parametrize("format", ["raw", "megatron", "nanotron"])
 def test_an_export_of_an_arm_names_its_own_files(tmp_path: Path, outside: Path, format: str) -> None:
     arm = arms.build_small(tmp_path)
     export(ExportConfig(format=format), arm, tmp_path / "out")
-    note = json.loads((tmp_path / "out" / "arrowbank.json").read_text())
     TokenExport(tmp_path / "out")
-    for name in ESCAPES:
-        changed = {**note, "shards": [{**note["shards"][0], "name": replaced(name, outside)}, *note["shards"][1:]]}
-        (tmp_path / "out" / "arrowbank.json").write_text(json.dumps(changed))
-        with pytest.raises(UnsafeName):
-            TokenExport(tmp_path / "out")
-    (tmp_path / "out" / "arrowbank.json").write_text(json.dumps(note))
+    for number, name in enumerate([*ESCAPES, ".arrowbank/x", "arrowbank-export.json"]):
+        copy = shutil.copytree(tmp_path / "out", tmp_path / f"copy-{number}")
+        given = replaced(name, outside)
+        shutil.copy(sorted(copy.glob("in2*"))[0], copy / "other.bin")
+
+        def change(said: dict[str, Any], given: Any = given) -> None:
+            said["files"][0]["name"] = said["shards"][0]["name"] = given
+
+        edit_sidecar(copy / SIDECAR, change)
+        with pytest.raises(CorruptBank):
+            TokenExport(copy)
+        assert main(["verify", str(copy)]) == 1
     for path in sorted((tmp_path / "out").iterdir()):
-        shutil.copytree(tmp_path / "out", tmp_path / path.name, symlinks=True)
-        move_out(tmp_path / path.name / path.name, outside)
+        copy = shutil.copytree(tmp_path / "out", tmp_path / path.name, symlinks=True)
+        move_out(copy / path.name, outside)
         with pytest.raises(UnsafeName, match="a symbolic link out of the folder"):
-            TokenExport(tmp_path / path.name)
+            TokenExport(copy)
+        assert main(["verify", str(copy)]) == 1
         (outside / f"moved-{path.name}").unlink()
+
+
+@pytest.mark.parametrize("format", ["parquet", "specforge-dflash", "npy"])
+def test_every_export_lists_files_of_its_folder(tmp_path: Path, outside: Path, format: str) -> None:
+    """The sidecar's names, and its own place: the one of Parquet is in a hidden folder, which may be a link, too."""
+    if format == "specforge-dflash":
+        make_target_bank(tmp_path / "bank")
+    else:
+        save_features(tmp_path / "bank", np.ones((3, 4), np.float16), mirror=False)
+    export(ExportConfig(format=format), tmp_path / "bank", tmp_path / "out")
+    sidecar = tmp_path / "out" / (HIDDEN_SIDECAR if format == "parquet" else SIDECAR)
+    assert main(["verify", str(tmp_path / "out")]) == 0
+    kept = sidecar.read_bytes()
+    for name in ["../outside/victim.txt", str(outside / "victim.txt"), "a/../../outside/victim.txt", "..", "a\nb"]:
+
+        def change(said: dict[str, Any], name: str = name) -> None:
+            digest = xxhash.xxh3_128(SECRET).hexdigest()
+            said["files"].append({"name": name, "bytes": len(SECRET), "xxh3_128": digest})
+
+        edit_sidecar(sidecar, change)
+        assert main(["verify", str(tmp_path / "out")]) == 1
+        sidecar.write_bytes(kept)
+    for link in {sidecar, sidecar.parent} - {tmp_path / "out"}:
+        move_out(link, outside)
+        held = tree(outside)
+        assert main(["verify", str(tmp_path / "out")]) in (1, 2)
+        for restart in (True, False):
+            with pytest.raises(UnsafeName, match="a symbolic link"):
+                export(ExportConfig(format=format), tmp_path / "bank", tmp_path / "out", restart=restart)
+        assert tree(outside) == held
+        link.unlink()
+        shutil.move(outside / f"moved-{link.name}", link)
 
 
 def test_an_arm_has_no_raw_shard_that_its_manifest_does_not_list(tmp_path: Path, outside: Path) -> None:
@@ -287,7 +336,7 @@ def test_a_speculators_folder_names_its_own_files(speculators: Path, outside: Pa
     for name in (
         state["_data_files"][0]["filename"],
         "state.json",
-        "arrowbank.json",
+        SIDECAR,
         "hidden_states/hs_1.safetensors",
         "hidden_states",
     ):

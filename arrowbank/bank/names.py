@@ -120,12 +120,15 @@ def checked_place(folder: Path, name: object, where: object, *, nested: bool = F
 
 
 def check_places(folder: Path, names: Collection[str], where: object) -> None:
-    """UnsafeName for the first of `names`, plain ones, that is a link out of `folder`, or no regular file. One listing of the folder:
-    what is no regular file is rare, and only that is looked at further."""
+    """UnsafeName for the first of `names` that is a link out of `folder`, or no regular file; a missing one is fine. The names have
+    been checked, or are the program's own.
+
+    One listing of the folder finds what is no regular file, which is rare; only that, and names in folders, are looked at further.
+    """
     wanted = set(names)
     with os.scandir(folder) as entries:
         odd = [entry.name for entry in entries if entry.name in wanted and not entry.is_file(follow_symlinks=False)]
-    for name in sorted(odd):
+    for name in sorted([*odd, *(name for name in wanted if "/" in name)]):
         if fault := place_fault(folder, name):
             raise unsafe(where, name, fault)
 

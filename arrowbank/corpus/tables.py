@@ -44,7 +44,7 @@ def table_blocks(file: SourceFile, known: Print, rules: Rules, size: int) -> Ite
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # a column's name may be no text
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = str(error).splitlines()[0]

@@ -21,7 +21,7 @@ from arrowbank.bank.files import HashedFile, publish_bytes, refuse_address
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json
-from arrowbank.bank.names import own_folder
+from arrowbank.bank.names import check_places, own_folder
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.writer import ShardWriter
 from arrowbank.errors import InputError, PlanMismatch
@@ -87,6 +87,8 @@ class ExportFolder:
     def __enter__(self) -> ExportFolder:
         refuse_address(self.folder)
         there = self._inside()
+        if self.folder.is_dir():
+            check_places(self.folder, {self._last, *PLACES}, self.folder)
         if foreign := sorted(name for name in there if not any(fnmatch(name, pattern) for pattern in self._owns)):
             raise InputError(
                 f"{self.folder}: holds files that are no part of this format ({foreign[0]}, …). Give a new folder."

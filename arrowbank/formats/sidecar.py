@@ -16,7 +16,7 @@ import xxhash
 
 from arrowbank.bank.files import json_bytes
 from arrowbank.bank.manifest import MAX_COUNT, canonical_json, read_json
-from arrowbank.bank.names import check_names, place_fault, unsafe
+from arrowbank.bank.names import check_names, check_places
 from arrowbank.errors import CorruptBank
 
 SIDECAR = "arrowbank-export.json"
@@ -84,8 +84,8 @@ def sidecar_in(folder: Path) -> Sidecar:
 
 def read_sidecar(path: Path) -> Sidecar:
     """The sidecar at `path`. CorruptBank where it is not one, its digest is not that of its fields, or a name in it is not plain."""
-    if fault := place_fault(path.parent, path.name):
-        raise unsafe(path, path.name, fault)
+    folder = path.parents[1] if path.parent.name == Path(HIDDEN_SIDECAR).parent.name else path.parent
+    check_places(folder, PLACES, folder)
     sidecar = read_json(path, max_bytes=MAX_BYTES)
     if not isinstance(sidecar, dict) or sidecar.get("sidecar") != VERSION:
         found = sidecar.get("sidecar") if isinstance(sidecar, dict) else type(sidecar).__name__

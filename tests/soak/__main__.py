@@ -44,9 +44,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=None, help="default: a random one, which is printed")
-    parser.add_argument("--state", type=Path, default=None, help="a JSON file in which the figures of several runs add up")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=None,
+        help="a JSON file in which the figures of several runs add up; beside it, as .md, the table",
+    )
     parser.add_argument("--only", default="", help="an attack, or one of its rounds: kills, damage:17")
-    parser.add_argument("--table", type=Path, default=None, help="write the table to this file, too")
     options = parser.parse_args()
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"soak: --seed {seed}", flush=True)
@@ -87,8 +91,8 @@ def _soak(scratch: Path, seed: int, options: argparse.Namespace) -> int:
     total = _save(tally, earlier, options.state)
     text = f"{total.seconds / 60:.0f} minutes; {machine()}\n\n{total.table()}\n"
     print(text)
-    if options.table:
-        options.table.write_text(text)
+    if options.state:
+        options.state.with_suffix(".md").write_text(text)
     return int(any(tally.failed.values()))
 
 

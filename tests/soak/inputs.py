@@ -517,7 +517,7 @@ OPTIONS = words(
     "--num-proc --model --encoder --pooling --layer --no-normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
     "--shards --worker --where --to --stride --assume-norm --max-shard-bytes --codec --spans --target-model --layers --loss-mask "
     "--on-nonfinite --arm --examples --length --filler --triples --decoys --seed --vocab --data --window --topk --tokens --chain "
-    "--hidden --taps --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json --debug -h "
+    "--hidden --taps --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json -h "
     "--version --nothing --dry-run --budget-gb --texts --draws --confidence --positions --blocks --revision --license"
 )
 VERBS = [
