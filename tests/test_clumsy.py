@@ -43,8 +43,9 @@ def test_text_that_is_no_text_any_more_fails_its_proof_and_its_page(tmp_path: Pa
     assert "data-00000.arrow" in failed["values"]
     bank = save(tmp_path / "features")
     no_text_any_more(bank, b"text 3")
-    assert main(["report", str(bank), "--out", str(tmp_path / "page.html")]) == 2
-    assert "arrowbank verify" in capsys.readouterr().err
+    assert main(["report", str(bank), "--out", str(tmp_path / "page.html")]) == 1
+    assert "FAIL  page" in (said := capsys.readouterr().err)
+    assert "data-00000.arrow: column text: Invalid UTF8" in said
     assert main(["report", str(bank), "--verify", "--out", str(tmp_path / "page.html")]) == 1
 
 

@@ -151,6 +151,15 @@ def test_a_manifest_that_reaches_out_of_its_folder_is_refused(pushed: Hub, tmp_p
     assert {name: digest for name, digest in tree_bytes(tmp_path).items() if not name.startswith("hf/")} == before
 
 
+def test_a_manifest_that_was_edited_is_refused_before_a_file_is_fetched(pushed: Hub, tmp_path: Path) -> None:
+    files = pushed.repos[REPO].files
+    manifest = json.loads(files["manifest.json"][0]) | {"train_sha256": "0" * 64}
+    pushed.edit(REPO, {"manifest.json": (json.dumps(manifest).encode(), False)})
+    with pytest.raises(CorruptBank, match=r"org/texts.*/manifest\.json: .*changed after the bank was committed"):
+        pull(REPO, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def a_manifest(**entry: object) -> bytes:
     """A manifest of one file, of which `entry` may say something else."""
     file = {"name": "data-00000.arrow", "rows": 1, "bytes": 1, "sha256": "0" * 64, **entry}

@@ -41,6 +41,7 @@ from arrowbank.bank.manifest import (
     readable_json,
     shard_name,
 )
+from arrowbank.bank.manifest_checks import check_manifest
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
@@ -112,6 +113,7 @@ def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]
         raise IncompleteBank(
             f"{store.shown}: not whole (no {STATE}): a push to it has not ended. Run that push again; it goes on where it stopped."
         )
+    check_manifest(f"{store.shown}/{MANIFEST}", manifest)
     for entry in manifest["files"]:
         found = there.get(entry["name"])
         if found is None or found.size not in (None, entry["bytes"]) or found.sha256 not in (None, entry["sha256"]):
