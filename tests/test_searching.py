@@ -17,12 +17,11 @@ import pytest
 
 from arrowbank import BuildConfig, SearchConfig, Searcher, build
 from arrowbank.bank.features import open_features
-from arrowbank.bank.files import publish_json
-from arrowbank.bank.manifest import dataset_state, plan_digest
 from arrowbank.cli import main
 from arrowbank.corpus.scan import ScanConfig
 from arrowbank.corpus.tokenize import TokenizeConfig
 from arrowbank.encoding import EncodeConfig
+from arrowbank.encoding.config import load_custom_encoder
 from arrowbank.encoding.vectors import finish
 from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig
@@ -134,7 +133,7 @@ def test_another_version_of_ones_own_encoder_is_refused(own_bank: Path) -> None:
 
 
 def test_an_encoder_that_only_the_bank_names_is_not_run(
-    own_bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wordpiece_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its module would leave a file behind when it is imported. The user may name it, or another one, or trust what the bank names."""
     module = "named_by_a_bank"
@@ -143,13 +142,11 @@ def test_an_encoder_that_only_the_bank_names_is_not_run(
         f"(Path({str(tmp_path)!r}) / 'ran').write_text('yes')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    bank = shutil.copytree(own_bank, tmp_path / "bank")
-    manifest = json.loads((bank / "manifest.json").read_text())
-    manifest["recipe"]["model"]["name"] = manifest["model_path"] = f"{module}:factory"
-    manifest["plan_digest"] = plan_digest(manifest["kind"], manifest["recipe"])
-    (bank / "manifest.json").write_text(json.dumps(manifest))
-    publish_json(bank / "state.json", dataset_state(["data-00000.arrow"], manifest["plan_digest"]))
-    for config in (None, SearchConfig(), SearchConfig(tokenizer=manifest["tokenizer"], kind="query")):
+    bank = make_bank(tmp_path / "made", wordpiece_tokenizer, EncodeConfig(encoder=f"{module}:factory"))
+    (tmp_path / "ran").unlink()
+    del sys.modules[module]
+    load_custom_encoder.cache_clear()
+    for config in (None, SearchConfig(), SearchConfig(tokenizer=str(wordpiece_tokenizer), kind="query")):
         with pytest.raises(InputError, match=rf"'{module}:factory'\. Code that a bank names is not run"):
             Searcher(bank, config)
     assert main(["search", str(bank), "bees"]) == 2
