@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from arrowbank import EncodeConfig, encode, pull, verify
 from arrowbank.bank import BankWriter
+from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
-from arrowbank.bank.manifest import MAX_JSON_BYTES, MAX_JSON_DEPTH, parsed_json, read_json, read_manifest
+from arrowbank.bank.manifest import MAX_JSON_BYTES, MAX_JSON_DEPTH, Receipt, parsed_json, read_json, read_manifest
 from arrowbank.bank.names import UnsafeName, check_names, checked_place, name_fault, own_folder, place_fault
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
@@ -432,6 +433,24 @@ def test_a_receipt_names_a_file_of_its_bank(tmp_path: Path, outside: Path, name:
     (folder / "journal" / file).write_text(json.dumps(receipt))
     with pytest.raises(CorruptBank):
         build(folder)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize("to", ["victim.txt", "sub", None])
+def test_a_receipt_is_of_a_regular_file(tmp_path: Path, outside: Path, restart: bool, to: str | None) -> None:
+    """A link out of the folder, or a folder, under the name of a receipt is neither hashed nor deleted."""
+    folder = tmp_path / "bank"
+    build(folder)
+    digest = json.loads((folder / "manifest.json").read_text())["plan_digest"]
+    receipt = Receipt(name="a.bin", rows=None, bytes=len(SECRET), sha256=hashlib.sha256(SECRET).hexdigest(), plan_digest=digest)
+    Journal(folder, digest).sign(receipt)
+    if to is None:
+        (folder / "a.bin").mkdir()
+    else:
+        (folder / "a.bin").symlink_to(outside / to)
+    with pytest.raises(UnsafeName):
+        build(folder, restart=restart)
+    assert (folder / "a.bin").exists()
 
 
 @pytest.mark.parametrize("change", [{"name": 7}, {"more": 1}, {"name": "other.bin"}, [], None, 7])

@@ -19,7 +19,7 @@ from pathlib import Path
 from arrowbank.bank.files import Hash, digest_of, open_to_append, publish_json, sweep_temporaries
 from arrowbank.bank.locks import OWNER
 from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, readable_json
-from arrowbank.bank.names import check_names, checked_place, own_folder
+from arrowbank.bank.names import check_names, check_places, checked_place, own_folder
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank
 from arrowbank.secrets import hide
@@ -74,7 +74,9 @@ class Journal:
         """The receipts of every plan that can be read. UnsafeName where one is of a file outside of the bank."""
         found = [receipt for path in sorted(self.folder.glob("*.json")) if (receipt := self._receipt(path)) is not None]
         reserved = () if self.nested else RESERVED
-        check_names((receipt.name for receipt in found), self.folder, nested=self.nested, reserved=reserved)
+        names = check_names((receipt.name for receipt in found), self.folder, nested=self.nested, reserved=reserved)
+        if not self.nested:  # else each is checked when its file is: there may be very many
+            check_places(self.bank, names, self.folder)
         return found
 
     def _receipt(self, path: Path) -> Receipt | None:
