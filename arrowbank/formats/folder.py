@@ -120,7 +120,7 @@ class ExportFolder:
         return [name for name in names if not name.startswith(f"{JOURNAL}/")]
 
     def _open(self) -> None:
-        self._journal.sweep()
+        self._journal.sweep(*self._folders())
         if self.complete:
             return
         if self._restart:
@@ -136,6 +136,12 @@ class ExportFolder:
         for name in self._inside():
             if name not in self.receipts:
                 (self.folder / name).unlink(missing_ok=True)
+
+    def _folders(self) -> list[str]:
+        """The folders that this format has in its own, as far as they exist."""
+        patterns = {pattern.rpartition("/")[0] for pattern in self._owns}
+        places = (place for pattern in patterns if pattern for place in self.folder.glob(pattern))
+        return [place.relative_to(self.folder).as_posix() for place in places]
 
     def write(self, name: str, write: Callable[[HashedFile], object]) -> Receipt:
         """Publish the file `name` (a relative path) through `write`; one with a receipt is kept."""

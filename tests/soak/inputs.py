@@ -280,7 +280,7 @@ def _filler(ending: str, rng: random.Random, world: Path) -> bytes:
     return edit_bytes(rng, header) + body
 
 
-@kind("conversations", 2)
+@kind("conversations", 1)
 def _conversations(rng: random.Random, world: Path, here: Path) -> str:
     ending, data = packed(rng, edit_lines(rng, read(world / "chats.jsonl")))
     return _capture(world / "qwen3", put(here / f"in.jsonl{ending}", data), here)
@@ -297,7 +297,7 @@ def _capture(model: Path, data: Path, here: Path) -> str:
     )
 
 
-@kind("chat templates", 1)
+@kind("chat templates", 0.2)
 def _templates(rng: random.Random, world: Path, here: Path) -> str:
     model = clone(world / "qwen3", here / "in")
     path = model / "chat_template.jinja"
@@ -374,7 +374,6 @@ LOOKED_AT = {
         "report {} --out {out}.html",
         "tokenize {} --tokenizer bpe --num-proc 1 --out {out}",
         "scan --source t=episodes.jsonl --onto {} --out {out}",
-        "scan --source t=episodes.jsonl --out {}",
         "push {} file://{out}",
         "verify {} --quick",
         "export {} --to parquet --out {out}",
