@@ -18,7 +18,7 @@ from pathlib import Path
 
 from arrowbank.bank.files import Hash, digest_of, open_to_append, publish_json, sweep_temporaries
 from arrowbank.bank.locks import OWNER
-from arrowbank.bank.manifest import JOURNAL, LOG, MAX_RECEIPT_BYTES, RESERVED, Receipt, readable_json
+from arrowbank.bank.manifest import JOURNAL, LOG, MAX_COUNT, MAX_RECEIPT_BYTES, RESERVED, Receipt, readable_json
 from arrowbank.bank.names import check_names, check_places, checked_place, own_folder
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank
@@ -84,9 +84,9 @@ class Journal:
         found = readable_json(path, max_bytes=MAX_RECEIPT_BYTES)
         try:
             receipt = Receipt(**found) if isinstance(found, dict) else None
-            return receipt if receipt is not None and self._path(receipt) == path else None
-        except (TypeError, AttributeError):
+        except TypeError:  # other fields
             return None
+        return receipt if receipt is not None and _is_typed(receipt) and self._path(receipt) == path else None
 
     def checked(self, receipts: Collection[Receipt], *, deep: bool, redo: Collection[int] = ()) -> dict[str, Receipt]:
         """Those of `receipts` whose files are whole, by name; see `read`."""
@@ -162,6 +162,17 @@ def damage(bank: Path, receipt: Receipt, *, deep: bool) -> str:
         if deep and digest and digest_of(path, hash) != digest:
             return f"{path}: its bytes are not those of its receipt ({hash} differs): it was changed, or the disk is failing."
     return ""
+
+
+def _is_typed(receipt: Receipt) -> bool:
+    """Whether the fields, which come from a file, are what they should be."""
+    texts = (receipt.name, receipt.sha256, receipt.xxh3_128, receipt.plan_digest)
+    counts = (receipt.bytes, 0 if receipt.rows is None else receipt.rows)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(count) is int and 0 <= count < MAX_COUNT for count in counts)
+        and isinstance(receipt.seconds, int | float)
+    )
 
 
 def _remedy(receipt: Receipt) -> str:
