@@ -113,7 +113,7 @@ def _captured(banks: Banks, out: Path) -> None:
 def _trunk(banks: Banks, out: Path) -> None:
     for name, records in (("a", 30), ("b", 20)):
         trunk_banks.write_ids(banks.folder / f"{name}.jsonl", records)
-    data = (TrunkData("a", banks.folder / "a.jsonl", 500), TrunkData("b", banks.folder / "b.jsonl", 300))
+    data = (TrunkData("a", banks.folder / "a.jsonl"), TrunkData("b", banks.folder / "b.jsonl", 300))
     build_trunk(trunk_banks.make(banks.model(), *data, taps=(0, 1), max_shard_bytes=20_000, window=40), out)
 
 
