@@ -11,6 +11,7 @@ import pkgutil
 import random
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -57,6 +58,7 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="arrowbank-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     os.environ.update(QUIET, HF_HOME=str(scratch / "hf"), TMPDIR=str(scratch))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no soak leaves its folder behind
     try:
         return _soak(scratch, seed, options)
     finally:

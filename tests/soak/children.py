@@ -193,6 +193,7 @@ def _live(run: Callable[[], int], folder: Path, output: Path) -> NoReturn:
     code = UNEXPECTED
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         file = os.open(output, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         for standard in (1, 2):
             os.dup2(file, standard)
