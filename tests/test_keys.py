@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrowbank.bank.columns import ShardedColumn
-from arrowbank.bank.keys import KeyFile, sorted_keys, text_key, text_keys
+from arrowbank.bank.keys import SortedKeys, sorted_keys, text_key, text_keys
 from arrowbank.corpus.keys import KeyTable
 
 # few different bytes, so that whole keys, their first words and their first eight bytes all collide
@@ -43,16 +41,12 @@ def test_the_growing_table_at_size() -> None:
 
 @settings(deadline=None)
 @given(digests, digests)
-def test_the_sorted_file_finds_as_a_dict_does(
-    tmp_path_factory: pytest.TempPathFactory, stored: np.ndarray, asked: np.ndarray
-) -> None:
+def test_the_sorted_keys_find_as_a_dict_does(stored: np.ndarray, asked: np.ndarray) -> None:
     unique = np.unique(stored, axis=0)[::-1]
-    path: Path = tmp_path_factory.mktemp("keys") / "keys.npy"
-    np.save(path, sorted_keys(unique))
     cut = len(unique) // 2
     column = ShardedColumn([unique[:cut], unique[cut:]], np.array([0, cut, len(unique)]))
     rows = {row.tobytes(): place for place, row in enumerate(unique)}
-    assert KeyFile(path).find(asked, column).tolist() == [rows.get(row.tobytes(), -1) for row in asked]
+    assert SortedKeys(sorted_keys(unique)).find(asked, column).tolist() == [rows.get(row.tobytes(), -1) for row in asked]
 
 
 @given(st.lists(st.text(max_size=8), max_size=8))
