@@ -53,7 +53,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        said = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
+        said = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{words} {bound:g}" for words, bound in said.items() if bound is not None)
 
 
@@ -209,7 +209,7 @@ def _marked(value: Any, hint: Any) -> Any:
         raise _Unfit(unfit.found, unfit.expected if unfit.inside else _words(hint), unfit.inside, unfit.remedy) from None
     for mark in marks:
         if isinstance(mark, Range) and value is not None and value not in mark:
-            raise _Unfit(given, _words(hint))
+            raise _Unfit(given, str(mark))
     return value
 
 
@@ -317,7 +317,7 @@ def _words(hint: Any) -> str:
     """What a hint allows, in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        bounds = "".join(f" {mark}" for mark in args[1:] if isinstance(mark, Range))
+        bounds = "".join(f", {mark}" for mark in args[1:] if isinstance(mark, Range))
         place = " or a path" if any(isinstance(mark, _PlaceMark) for mark in args[1:]) else ""
         return f"{_words(args[0])}{bounds}{place}"
     if origin in (Union, types.UnionType):

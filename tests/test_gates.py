@@ -262,7 +262,7 @@ HEALED = [
     (measured(0.3, 0.01), measured(0.2, 0.01), ["acceptance: 0.200 drafts a round, 0.300 before"]),
     (measured(0.3, 0.01), measured(0.5, 0.6), ["control: 0.600 drafts a round with targets a row late"]),
     (measured(0.3, 0.01), measured(0.5, 0.5), ["control: 0.500"]),
-    (measured(0, 0, 0), measured(0, 0, 0), ["acceptance: no row", "control: 0.000", "acceptance: 0.000"]),
+    (measured(0, 0, 0), measured(0, 0, 0), ["acceptance: no row"]),
 ]
 
 

@@ -198,7 +198,7 @@ def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, 
 
 
 def test_hold_all_holds_every_window_out(config: TrunkConfig, tmp_path: Path) -> None:
-    chosen = dataclasses.replace(config, hold_all=True, data=config.data[1:], taps=(1,))
+    chosen = dataclasses.replace(config, hold_all=True, data=config.data[1:], tokens=None, taps=(1,))
     manifest = build_trunk(chosen, tmp_path / "bank")
     assert manifest["counts"]["held_out"] == 6  # fewer than ten will do
     bank = open_trunk(tmp_path / "bank")
@@ -452,7 +452,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], expected: str) -> No
     with pytest.raises(InputError) as refused:
         TrunkConfig(**({"model": ModelConfig(model="m"), "data": (TrunkData("a", "x"),)} | options))
     assert expected in str(refused.value)
-    with pytest.raises(InputError, match="takes 0 tokens"):
+    with pytest.raises(InputError, match="tokens is 0; expected at least 1"):
         TrunkData("a", "x", 0)
 
 

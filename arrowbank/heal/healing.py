@@ -212,9 +212,9 @@ def shortcomings(healed: Healed) -> list[str]:
     """Why a training has not healed its draft, in words: nothing was counted, the control, which must miss, is accepted as often
     as the draft, or the draft is accepted no more than before. Empty where it has."""
     before, after, control = healed.before.whole, healed.after.whole, healed.after.control
-    said = []
     if not after.rows[0]:
-        said.append("acceptance: no row of the held-out windows was counted, so nothing was measured")
+        return ["acceptance: no row of the held-out windows was counted, so nothing was measured"]
+    said = []
     if control.score >= after.score:
         said.append(f"control: {control.score:.3f} drafts a round with targets a row late, {after.score:.3f} in their place")
     if not after.score > before.score:
