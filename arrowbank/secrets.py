@@ -38,7 +38,7 @@ _NAMES = re.compile(
 # What may stand before the @ of an address: anything up to the last @ ahead of a slash, or, where a password follows a colon (no port),
 # anything up to an @. One slash is left of an address that went through a Path.
 _CREDENTIALS = re.compile(
-    r"""(?<=[A-Za-z0-9]:/)(/?)(?:[^/\s@:'"]*:(?!\d*(?:[/?\#\s'"),;]|$))[^\s@][^@\n]*@)?(?:[^/\s@]*@)*""", re.VERBOSE
+    r"""(?<=[A-Za-z0-9]:/)(/?)(?:[^/\s@:'"]*:(?!\d*(?:[/?\#'"),;]|\s|$))[^\s@][^@\n]*@(?:\S*@)?)?(?:[^/\s@]*@)*""", re.VERBOSE
 )
 _QUERY = re.compile(r"""([A-Za-z0-9]:/{1,2}[^\s?'"]*)\?[^\s'"]+""")
 

@@ -9,6 +9,7 @@ import errno
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -90,6 +91,8 @@ def explain(error: OSError, path: Path, doing: str = "written") -> ArrowbankErro
     if number is None or own or number in FAULTS or isinstance(error, ConnectionError | TimeoutError):
         return None
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
+    if found := re.fullmatch(r"\.(.+)\.[^.]+\.tmp", named.name):  # the temporary that was to become this file
+        named = named.with_name(found[1])
     if named != path and path not in named.parents and named not in path.parents:
         path, doing = named, "used"
     refused = f"{path}: cannot be {doing} ({os.strerror(number)})."

@@ -143,7 +143,7 @@ def _login_in(value: str) -> tuple[Login | None, str, bool]:
     before, at, _ = host.rpartition("@")
     if not at:
         _, colon, port = host.partition(":")
-        if "@" not in rest or not colon or (name not in _BUCKETS and (not port or port.isdecimal())):
+        if "@" not in rest or not colon or (name not in _BUCKETS and port.isdecimal()):
             return None, value, True
         before = rest.rpartition("@")[0]
     if name in _NO_LOGIN and (":" not in before or name == "github"):
@@ -156,7 +156,7 @@ def _login_in(value: str) -> tuple[Login | None, str, bool]:
 
 def know_secrets_of(text: str) -> None:
     """Enter the secrets of all addresses in `text`, in every way in which they can be read, so that no message shows them."""
-    for piece in re.split(rf"(?<![A-Za-z0-9+.-])(?={_SCHEME.pattern})", text)[1:]:
+    for piece in re.split(rf"(?<![A-Za-z0-9])(?={_SCHEME.pattern})", text)[1:]:
         scheme, _, rest = piece.partition(":")
         rest = rest.lstrip("/")
         if scheme.lower() in _LOCAL:

@@ -7,6 +7,7 @@ address come first. They go to the filesystem as its options, never in a name.
 from __future__ import annotations
 
 import asyncio
+import base64
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,9 +94,8 @@ def _options(address: Address) -> dict[str, Any]:
         return {}
     user, password = address.login.reveal()
     if address.scheme in WEB:
-        from aiohttp import BasicAuth
-
-        return {"client_kwargs": {"auth": BasicAuth(user, password, "utf-8")}}
+        login = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return {"client_kwargs": {"headers": {"Authorization": f"Basic {login}"}}}
     if address.scheme == "memory":  # it has no users
         return {}
     if (names := LOGINS.get(address.scheme)) is None:
