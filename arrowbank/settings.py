@@ -168,10 +168,10 @@ def _marks(hint: Any) -> Iterator[Any]:
 
 
 class _Unfit(Exception):
-    """A value, or one inside it, that a hint does not allow."""
+    """A value, or one inside it, that a hint does not allow. `near`: it is of the right type, and out of bounds."""
 
-    def __init__(self, found: Any, expected: str, inside: str = "", remedy: str = "") -> None:
-        self.found, self.expected, self.inside, self.remedy = found, expected, inside, remedy
+    def __init__(self, found: Any, expected: str, inside: str = "", remedy: str = "", *, near: bool = False) -> None:
+        self.found, self.expected, self.inside, self.remedy, self.near = found, expected, inside, remedy, near
 
 
 def _taken(value: Any, hint: Any) -> Any:
@@ -209,7 +209,7 @@ def _marked(value: Any, hint: Any) -> Any:
         raise _Unfit(unfit.found, unfit.expected if unfit.inside else _words(hint), unfit.inside, unfit.remedy) from None
     for mark in marks:
         if isinstance(mark, Range) and value is not None and value not in mark:
-            raise _Unfit(given, str(mark))
+            raise _Unfit(given, str(mark), near=True)
     return value
 
 
@@ -220,9 +220,9 @@ def _one_of(value: Any, hint: Any, members: Sequence[Any]) -> Any:
             return _taken(value, member)
         except _Unfit as error:
             unfit.append(error)
-    deeper = next((error for error in unfit if error.inside), None)
-    if deeper is not None:
-        raise deeper
+    closest = next((error for error in unfit if error.inside or error.near), None)
+    if closest is not None:
+        raise closest
     raise _Unfit(value, _words(hint), remedy=next((error.remedy for error in unfit if error.remedy), ""))
 
 
