@@ -38,10 +38,10 @@ def attack(world: World, rng: random.Random) -> Iterator[Try]:
 
 def _judged(world: World, command: Command, kind: str, first: Ended) -> Try:
     """A command that had no room says so in an error of ours; the same one with room finishes."""
-    wrong, detail = wrong_with(first, (0, 2)), first.output
+    wrong, detail = wrong_with(first, (command.code, 2)), first.output
     if not wrong:
         last = world.start(command).wait()
-        wrong = wrong_with(last, (0,)) or differs(world, undisturbed(world, command))
+        wrong = wrong_with(last, (command.code,)) or differs(world, undisturbed(world, command))
         detail = f"{command.name}\n{first.output}\nthen:\n{last.output}"
     if world.stamps() != world.before:
         wrong = "an input was changed"

@@ -42,13 +42,13 @@ def attack(world: World, rng: random.Random) -> Iterator[Try]:
         if way:
             ways.append(way)
         if not wrong and not (way and ended.killed):
-            wrong, detail = wrong_with(ended, (0, 2)), ended.output
+            wrong, detail = wrong_with(ended, (command.code, 2)), ended.output
         kept = _finished(world.run) if command.keeps else {}
-        if ended.code == 0:
+        if ended.code == command.code:
             break
     last = world.start(command).wait()
     if not wrong:
-        wrong, detail = wrong_with(last, (0,)) or differs(world, expected), last.output
+        wrong, detail = wrong_with(last, (command.code,)) or differs(world, expected), last.output
     redone = [name for name, inode in kept.items() if _inode(world.run / "out" / name) != inode]
     if not wrong and len(redone) > 1:  # a crash costs one shard at most
         wrong = f"finished work was done again or lost: {redone}"
@@ -66,7 +66,7 @@ def undisturbed(world: World, command: Command) -> Undisturbed:
         empty(world.run)
         started = time.monotonic()
         ended = world.start(command, die_at=0).wait()
-        if ended.code:
+        if ended.code != command.code:
             raise SystemExit(f"{command.name} fails undisturbed (exit code {ended.code}):\n{ended.output}")
         known[command.name] = Undisturbed(
             tree_bytes(world.run),

@@ -21,7 +21,7 @@ class Command:
     """A command as it is typed in the world's folder; it writes `{out}` and what is beside it, in the folder `{run}`.
 
     `workers`: it starts processes. `weight`: how often it is drawn; those that start an interpreter per worker cost seconds.
-    `keeps`: shards that are finished stay as they are when it resumes.
+    `keeps`: shards that are finished stay as they are when it resumes. `code`: how it ends when nobody disturbs it.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Command:
     workers: bool = False
     weight: float = 1.0
     keeps: bool = True
+    code: int = 0
 
     def run(self, run_folder: Path) -> int:
         argv = self.line.format(run=run_folder, out=run_folder / "out", world=Path.cwd()).split()
@@ -101,6 +102,7 @@ COMMANDS = [
         "--also int8={run}/small --dump {run}/dump --out {out}",
         weight=0.4,
         keeps=False,
+        code=1,  # so small a draft learns nothing, and heal says so
     ),
     *_exports("targets", "deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "modelopt"),
     *_exports("targets-pre", "speculators"),
