@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from arrowbank.bank.files import json_bytes, publish_alone, refuse_address
+from arrowbank.bank.files import json_bytes, publish_alone, refuse_address, refuse_other_file
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
@@ -75,13 +75,14 @@ class Audit:
 
 
 def audit_file(path: str | Path, inputs: Iterable[Named] = ()) -> Path:
-    """The file that an audit of `inputs` is to be written to, its folder made. InputError where none can be, or where it is an input
-    or a file of a bank, before anything takes long."""
+    """The file that an audit of `inputs` is to be written to, its folder made. InputError where none can be, or where it is an input,
+    a file of a bank, or one that is no audit, before anything takes long."""
     file = Path(path)
     refuse_address(file)
     require_separate([], inputs, files=[("--out", file)])
     if file.is_dir():
         raise InputError(f"{file}: a folder, expected a file. Give one such as audit.json.")
+    refuse_other_file(file, "an audit", lambda: read_audit(file))
     with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     return file
@@ -94,6 +95,8 @@ def write_audit(audit: Audit, path: str | Path) -> None:
 
 def read_audit(path: str | Path) -> Audit:
     """The audit in a file. InputError where it cannot be read or is something else."""
+    if Path(path).exists() and not Path(path).is_file():  # a named pipe would be waited for
+        raise InputError(f"{path}: not a regular file. Give the file that `arrowbank audit --out FILE` wrote.")
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Audit)
     except OSError as error:

@@ -375,6 +375,8 @@ def test_a_process_makes_an_encoder_once(source: Source, tmp_path: Path, monkeyp
         ("tests.banks", "cannot be imported"),
         ("tests.banks:Nothing", "cannot be imported"),
         ("tests.banks:WithoutVersion", "has no attribute version"),
+        ("tests.banks:VOCAB", "cannot be called without arguments"),
+        ("os:system", "cannot be called without arguments"),
     ],
 )
 def test_an_encoder_that_is_none(source: Source, tmp_path: Path, spec: str, words: str) -> None:

@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from arrowbank.bank.names import UnsafeName, check_names, checked_place, name_fa
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
 from tests.banks import make_texts, make_tokens
+from tests.target_banks import make_target_bank
 
 SECRET = b"a victim outside of the folder\n"
 
@@ -223,6 +226,35 @@ def test_json_that_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CorruptBank, match="not a regular file"):
         read_json(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "dataset_info.json", "vocab-4.safetensors"])
+def test_a_bank_with_a_named_pipe_in_it_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    make_target_bank(tmp_path / "bank")
+    (tmp_path / "bank" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "bank" / name)
+    # in a process of its own: what waits for the pipe waits for ever
+    for verb in (["verify"], ["report", "--out", str(tmp_path / "report.html")]):
+        argv = [sys.executable, "-m", "arrowbank", verb[0], str(tmp_path / "bank"), *verb[1:]]
+        code = subprocess.run(argv, timeout=60, check=False, capture_output=True).returncode
+        assert code in (1, 2) or (verb[0] == "report" and name.startswith("vocab"))  # a report shows no map
+
+
+def test_a_source_that_is_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    argv = [
+        sys.executable,
+        "-m",
+        "arrowbank",
+        "scan",
+        "--source",
+        f"t={tmp_path / 'pipe.jsonl'}",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(argv, timeout=60, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pipe.jsonl: not a regular file" in done.stderr
 
 
 DAMAGES = {

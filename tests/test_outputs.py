@@ -277,6 +277,25 @@ def test_a_single_file_is_never_written_over_an_input(world: Path, capsys: pytes
         Path("page.html").unlink()
 
 
+@pytest.mark.parametrize("file", ["train.jsonl", "model/model.safetensors", "model/config.json"])
+def test_a_single_file_is_never_written_over_a_file_of_another_kind(
+    world: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    audit = ["audit", "router/features", "more/features", "--out", file]
+    assert "holds something else than an audit, and was left as it is" in refused(audit, world, capsys)
+    vocab = ["targets", "vocab", "targets", "--draft-vocab", "4", "--vocab-size", "100", "--out", file]
+    assert "holds something else than a vocabulary map, and was left as it is" in refused(vocab, world, capsys)
+
+
+def test_a_single_file_replaces_an_older_one_of_its_kind_and_an_empty_one(world: Path, tmp_path: Path) -> None:
+    for file in ("audit.json", "map.safetensors"):
+        (tmp_path / file).touch()
+    for size in ("4", "5"):
+        assert main(["audit", "router/features", "more/features", "--out", str(tmp_path / "audit.json")]) == 0
+        vocab = ["targets", "vocab", "targets", "--draft-vocab", size, "--vocab-size", "100"]
+        assert main([*vocab, "--out", str(tmp_path / "map.safetensors")]) == 0
+
+
 def test_a_file_may_be_put_beside_those_of_a_bank(tmp_path: Path) -> None:
     make_target_bank(tmp_path / "bank")
     for _ in range(2):

@@ -7,11 +7,12 @@ its name. A file that is opened later would be the new bank's. So every later op
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.manifest import MANIFEST, STATE
+from arrowbank.bank.manifest import MANIFEST, MAX_JSON_BYTES, STATE
 from arrowbank.errors import CorruptBank
 
 Identity = tuple[int, int, int, int]  # device, inode, bytes, time of change
@@ -55,8 +56,11 @@ class Commit:
 
 
 def _read(path: Path) -> tuple[bytes, Identity]:
+    if path.exists() and not path.is_file():  # a named pipe would be waited for
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with path.open("rb") as file:
-        return file.read(), _identity(os.fstat(file.fileno()))
+        # what is longer is refused where it is read as JSON
+        return file.read(MAX_JSON_BYTES + 1), _identity(os.fstat(file.fileno()))
 
 
 def _identity(status: os.stat_result) -> Identity:

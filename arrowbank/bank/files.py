@@ -22,7 +22,7 @@ import xxhash
 
 from arrowbank.bank.processes import is_left_behind, temporary_beside
 from arrowbank.bank.refusals import existing, explained
-from arrowbank.errors import DiskFull, InputError
+from arrowbank.errors import ArrowbankError, DiskFull, InputError
 from arrowbank.secrets import shows_secrets
 
 READ_BYTES = 1 << 22
@@ -136,6 +136,19 @@ def publish_alone(path: Path, data: bytes) -> None:
     with explained(path):
         sweep_temporaries(path.parent, f"{glob.escape(path.name)}.*")
     publish_bytes(path, data)
+
+
+def refuse_other_file(path: Path, what: str, reads: Callable[[], object]) -> None:
+    """InputError where `path` is a file, and not `what`, which `reads` tells by raising: a file of somebody else's is not replaced."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return
+    try:
+        reads()
+    except ArrowbankError as error:
+        raise InputError(
+            f"--out {path}: holds something else than {what}, and was left as it is ({error}). Give a new name, or remove the file "
+            "yourself."
+        ) from None
 
 
 def json_bytes(value: object, *, sort_keys: bool = True) -> bytes:

@@ -153,7 +153,9 @@ def fingerprint(files: Sequence[SourceFile], progress: Progress) -> dict[Path, P
 
 def size_of(path: Path) -> int:
     with refused(path):
-        return path.stat().st_size
+        status = path.stat()
+    _require_regular(path, status)
+    return status.st_size
 
 
 def _hash(path: Path, phase: Phase) -> Print:
@@ -171,11 +173,16 @@ def _hash(path: Path, phase: Phase) -> Print:
 def identity_of(path: Path, file: BinaryIO | io.FileIO) -> tuple[int, ...]:
     """Device, inode, bytes and time of change of an open file. InputError if it cannot be read twice."""
     status = os.fstat(file.fileno())
+    _require_regular(path, status)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    """InputError for what cannot be read twice, such as a named pipe, which would also be waited for when it is opened."""
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
             f"{path}: not a regular file. It has to be read twice, for its hash and for its texts: save it as a file."
         )
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _check_unchanged(path: Path, before: tuple[int, ...], after: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -128,16 +129,30 @@ def load_custom_encoder(spec: str) -> OwnEncoder:
         factory: Any = importlib.import_module(module_name)
         for part in factory_name.split("."):
             factory = getattr(factory, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise InputError(
             f"--encoder {spec}: cannot be imported ({error}). Give package.module:factory, importable from here "
             "(set PYTHONPATH if it is not installed)."
         ) from None
+    if not _takes_no_arguments(factory):
+        raise InputError(f"--encoder {spec}: cannot be called without arguments. Give a class or function that can.")
     encoder = factory()
     for attribute, meaning in (("hidden_size", "D, the width of a vector"), ("version", "named in the plan digest")):
         if not hasattr(encoder, attribute):
             raise InputError(f"--encoder {spec}: has no attribute {attribute} ({meaning}). Add it.")
     return cast(OwnEncoder, encoder)
+
+
+def _takes_no_arguments(factory: Any) -> bool:
+    if not callable(factory):
+        return False
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say
+        return True
+    return True
 
 
 def stream(encoder: Encoder, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:

@@ -51,6 +51,8 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():  # a named pipe would be waited for
+            raise InputError(f"{path}: not a regular file, expected a safetensors file. Give a dump whose files are all there.")
         try:
             with path.open("rb", buffering=0) as file:
                 self.size = os.fstat(file.fileno()).st_size

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.files import publish_alone, refuse_address
+from arrowbank.bank.files import publish_alone, refuse_address, refuse_other_file
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explained
@@ -100,6 +100,8 @@ def write_vocab_map(
     refuse_address(path)
     bank = open_target_bank(folder)
     require_separate([], [("DIR", bank)], files=[("--out", path)])
+    if out:
+        refuse_other_file(path, "a vocabulary map", lambda: _read(path))
     size = vocab_size or bank.facts.vocab_size
     if size is None:
         raise InputError(f"{folder}: does not say how large the target's vocabulary is. Give --vocab-size.")
