@@ -345,3 +345,18 @@ def test_a_push_to_s3_that_was_killed_goes_on(bucket: str, bank: Path) -> None:
     done_now = push(bank, f"{bucket}/texts")
     assert done_now["kept"] == 3  # manifest and two shards
     assert json.loads((open_bank(f"{bucket}/texts").folder / "manifest.json").read_text())["rows"] == 40
+
+
+@pytest.mark.parametrize(
+    "address", ["x://a/b", "://a", "1://a", "github://a", "simplecache://a", "zip://a", "dir://a", "https://[::1/a"]
+)
+def test_an_address_of_no_store_is_refused_and_makes_no_folder_here(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_texts(tmp_path / "texts")
+    monkeypatch.chdir(tmp_path)
+    for argv in (["push", "texts", address], ["pull", address, "pulled"], ["verify", address]):
+        assert main(argv) in (1, 2)
+        said = capsys.readouterr()
+        assert address.partition("://")[0] in said.out + said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]

@@ -44,6 +44,8 @@ FIXED = {
     "index_record_size": RECORD.itemsize,
 }
 
+MAX_HIDDEN_SIZE = 1 << 24  # of any model there is; what a cache takes is then counted in 64 bits
+
 Records = npt.NDArray[Any]  # of RECORD
 
 
@@ -187,14 +189,15 @@ class DeepSpecCache:
             and all(type(layer) is int for layer in ids)
             and ids == sorted(set(ids))
             and type(manifest.get("hidden_size")) is int
-            and manifest["hidden_size"] > 0
+            and 0 < manifest["hidden_size"] < MAX_HIDDEN_SIZE
+            and type(manifest.get("num_samples")) is int
             and isinstance(manifest.get("target_model_name_or_path"), str)
             and isinstance(manifest.get("shards"), list)
             and all(isinstance(shard, dict) for shard in manifest["shards"])
         )
         if not whole:
             raise InputError(
-                f"{path}: no target_layer_ids (ascending), hidden_size, target_model_name_or_path and shards in it. "
+                f"{path}: no target_layer_ids (ascending), hidden_size, num_samples, target_model_name_or_path and shards in it. "
                 "Give a DeepSpec target cache of version 2."
             )
         for name, expected in FIXED.items():

@@ -24,6 +24,7 @@ HUB = "hf://"
 WEB = ("http", "https")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,3}")
+_STORE = re.compile("[A-Za-z][A-Za-z0-9+.-]+")
 _LOCAL = ("file", "local")  # a path, whatever characters it has
 _BUCKETS = ("s3", "s3a", "gs", "gcs")  # where no port can be
 _NO_LOGIN = ("abfs", "abfss", "wasb", "wasbs", "github")  # a container or a repository stands before their @
@@ -114,6 +115,8 @@ def _elsewhere(value: str) -> Address:
             f"{scheme}://…: where user and password end is not clear, for an @, /, ? or # in them. Write these characters as %40, %2F, "
             f"%3F, %23, or {ELSEWHERE}"
         )
+    if not _STORE.fullmatch(scheme):  # fsspec would take it for a path of this machine
+        raise InputError(f"{scheme}://{path}: {scheme!r} is no kind of store. Give an address as in s3://bucket/prefix.")
     query = ""
     if scheme.lower() not in _LOCAL:
         path, _, query = path.partition("?")

@@ -6,9 +6,7 @@ address come first. They go to the filesystem as its options, never in a name.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.addresses import ELSEWHERE, WEB, Address
 from arrowbank.bank.remote.stores import Report, Stored
-from arrowbank.errors import InputError, MissingDependency, RemoteError
+from arrowbank.errors import ArrowbankError, InputError, MissingDependency, RemoteError
 
 BLOCK = 1 << 25
 EXTRAS = {"s3": "arrowbank[s3]", "s3a": "arrowbank[s3]"}
@@ -25,6 +23,9 @@ LOGINS = {  # what filesystems call user and password
     **dict.fromkeys(("s3", "s3a"), ("key", "secret")),
     **dict.fromkeys(("ftp", "sftp", "ssh", "smb", "webdav", "webdavs", "hdfs"), ("username", "password")),
 }
+
+
+UNUSABLE = (ValueError, TypeError, AttributeError)  # of an address: no such store, or one that wants more than an address
 
 
 class ObjectStore:
@@ -77,13 +78,13 @@ def _filesystem(address: Address) -> tuple[Any, str]:
 
     try:
         options = _options(address)
-        with object_errors(address.shown):  # some connect right here
+        with object_errors(address.shown, but=UNUSABLE):  # some connect right here
             fs, root = url_to_fs(address.url, **options)
     except ImportError as error:
         what = EXTRAS.get(address.scheme)
         install = f"pip install '{what}'" if what else "Install the package that it names"
         raise MissingDependency(f"{address.shown}: needs a package that is not installed ({error}). {install}.") from None
-    except ValueError as error:
+    except UNUSABLE as error:
         raise InputError(f"{address.shown}: {error}. Give an address as in s3://bucket/prefix.") from None
     return fs, root.rstrip("/")
 
@@ -106,18 +107,15 @@ def _options(address: Address) -> dict[str, Any]:
 
 
 @contextmanager
-def object_errors(shown: str) -> Iterator[None]:
-    """Tell what a filesystem raises as ours."""
+def object_errors(shown: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Tell what a filesystem raises as ours, `but` for some. It may be anything: each has a client of its own behind it."""
     try:
         yield
-    except _refusals() as error:
+    except (ArrowbankError, ImportError):
+        raise
+    except but:
+        raise
+    except Exception as error:  # noqa: BLE001  # raised as ours
         raise RemoteError(
             f"{shown}: {type(error).__name__}: {error}. What is finished is kept: the same command goes on from there."
         ) from None
-
-
-def _refusals() -> tuple[type[BaseException], ...]:
-    """What filesystems raise for refusals: OSError, TimeoutError, and their clients' own classes where these are loaded."""
-    own = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
-    loaded = [getattr(sys.modules[name], kind) for name, kinds in own.items() if name in sys.modules for kind in kinds]
-    return (OSError, asyncio.TimeoutError, *loaded)
