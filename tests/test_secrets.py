@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -507,6 +508,8 @@ def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()
+    with urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")):
+        pass  # all servers of a process have the same buckets
     client = boto3.client("s3", aws_access_key_id="x", aws_secret_access_key="y")
     client.create_bucket(Bucket="banks")
     client.close()
