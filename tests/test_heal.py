@@ -97,6 +97,8 @@ class Case:
             "refresh": 7,
             "patience": 50,
         }
+        if options.get("epochs") == 0:  # such options would have no effect
+            given = {name: value for name, value in given.items() if name not in ("lr", "eval_every", "refresh", "patience")}
         return HealConfig(model=ModelConfig(model=str(self.model), device="cpu"), **(given | options))
 
 
@@ -260,9 +262,9 @@ def test_what_cannot_be_healed(case: Case, tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"stride": 1, "chain": 3}, "--stride 1 is shorter than --chain 3"),
-        ({"hidden": "both"}, "expected post or pre"),
+        ({"hidden": "both"}, "hidden is 'both'; expected one of post, pre"),
         ({"init": True, "draft_from": "x"}, "give one of them"),
-        ({"hard": 2.0}, "--hard 2.0"),
+        ({"hard": 2.0}, "hard is 2.0; expected at least 0 and at most 1"),
         ({"chain": 0}, "chain is 0"),
         ({"codec": "int3"}, "int3"),
     ],
@@ -303,3 +305,16 @@ def test_the_command_line_heals_and_shows_a_table(case: Case, tmp_path: Path, ca
     assert "all, before" in said
     assert "control (must miss)" in said
     assert "bf16 as stored" in said
+
+
+def test_a_healing_that_brought_nothing_fails_each_time_it_is_asked_for(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["heal", "--trunk", str(case.bank), "--model", str(case.model), "--out", str(tmp_path / "out"), "--chain", "2"]
+    argv += ["--lr", "1e-12", "--batch", "4", "--epochs", "0.1"]
+    for _ in range(2):
+        assert main(argv) == 1
+        assert "FAIL  acceptance: " in capsys.readouterr().err
+    report = json.loads((tmp_path / "out.heal" / "report.json").read_text())
+    assert [one.partition(":")[0] for one in report["failed"]] == ["acceptance"]
+    assert (tmp_path / "out" / "config.json").is_file(), "what was written is kept"
