@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from arrowbank import Check, ExportConfig, export, import_targets, import_to_deepspec, open_bank, verify
+from arrowbank import Check, ExportConfig, ImportConfig, export, import_targets, import_to_deepspec, open_bank, verify
 from arrowbank.cli import main
 from arrowbank.errors import CorruptBank
 from arrowbank.formats.sidecar import read_sidecar
@@ -431,11 +432,25 @@ def test_readers_of_a_sidecar_do_not_take_an_edited_one(folder: Callable[[str], 
     with pytest.raises(CorruptBank, match="its digest is not that of its fields"):
         read_sidecar(sidecar_of(out))
     with pytest.raises(CorruptBank, match="its digest is not that of its fields"):
-        import_targets(import_config(), out, tmp_path / "back")
+        import_targets(ImportConfig(), out, tmp_path / "back")
     assert main(["info", str(out)]) == 2
 
 
 # the vocabulary map: one file, its digest in its metadata
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("deepspec", "manifest.json"), ("deepspec", "samples.idx"), ("speculators", "state.json")]
+)
+def test_an_edited_cache_is_not_imported(name: str, file: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
+    out = folder(name)
+    path = out / file
+    data = path.read_bytes()
+    edited = data[:-1] + bytes([data[-1] ^ 1]) if file == "samples.idx" else data.replace(b"{", b"{ ", 1)
+    path.write_bytes(edited)
+    with pytest.raises(CorruptBank, match=re.escape(file)):
+        import_targets(ImportConfig(), out, tmp_path / "bank")
+    assert not (tmp_path / "bank").exists()
 
 
 def test_every_flipped_byte_of_a_vocabulary_map_is_found(tmp_path: Path) -> None:

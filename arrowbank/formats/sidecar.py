@@ -7,7 +7,7 @@ and edits by hand, not a forger, who would compute it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,17 @@ def sidecar_in(folder: Path) -> Sidecar:
     """The sidecar of the export in `folder`; empty where there is none. CorruptBank as `read_sidecar`."""
     path = find_sidecar(folder)
     return read_sidecar(path) if path else {}
+
+
+def require_as_exported(folder: Path, names: Iterable[str]) -> None:
+    """CorruptBank for the first of the small files `names` whose bytes are not those that the sidecar lists, where there is one:
+    what they say of layers and model becomes a bank's labels. Large files are for `arrowbank verify`."""
+    listed = {entry["name"]: entry for entry in sidecar_in(folder).get("files", ())}
+    for name in names:
+        if name in listed and (found := xxh3_128((folder / name).read_bytes())) != listed[name]["xxh3_128"]:
+            raise CorruptBank(
+                f"{folder / name}: not the file that was exported (found xxh3-128 {found}, expected {listed[name]['xxh3_128']}). {REMEDY}"
+            )
 
 
 def read_sidecar(path: Path) -> Sidecar:

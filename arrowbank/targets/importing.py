@@ -19,7 +19,7 @@ import numpy as np
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
-from arrowbank.bank.manifest import Manifest, shard_name
+from arrowbank.bank.manifest import INFO, STATE, Manifest, shard_name
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.promised import write_promised
 from arrowbank.bank.refusals import explains
@@ -39,7 +39,7 @@ from arrowbank.bank.targets import (
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
-from arrowbank.formats.sidecar import SIDECAR, About
+from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
 from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
@@ -147,6 +147,7 @@ def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.D
 
 def _open_cache(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
     cache = deepspec.DeepSpecCache(folder, norm=config.norm)
+    require_as_exported(folder, (deepspec.MANIFEST, deepspec.INDEX))
     names = sorted(path.name for path in folder.iterdir())
     own = (*deepspec.OWNS, SIDECAR, ".*")
     tell_unread(progress, folder, files=[name for name in names if not any(fnmatch(name, pattern) for pattern in own)])
@@ -155,6 +156,7 @@ def _open_cache(config: ImportConfig, folder: Path, progress: Progress) -> Targe
 
 def _open_speculators(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
     opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
+    require_as_exported(folder, (STATE, INFO))
     opened.tell_unread(progress)
     return _relabelled(config, opened)
 
