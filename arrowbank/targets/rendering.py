@@ -35,16 +35,20 @@ class TemplateError(Exception):
 
 
 class Renderer:
-    """Renders conversations in a child process: started when it is first needed, and again after it was ended."""
+    """Renders conversations in a child process: started when it is first needed, and again after it was ended. `seconds` is what one
+    text may take."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: int = SECONDS) -> None:
+        self._seconds = seconds
         self._child: _Child | None = None
         self._one_at_a_time = threading.Lock()
 
     def render(self, template: str, **variables: Any) -> tuple[str, Spans]:
         """The text for `variables` (messages, tools, add_generation_prompt, special tokens), and the spans of it that the template
         marks as the assistant's: none where it marks nothing. Raises TemplateError."""
-        request = json.dumps({"template": template, "variables": variables}, default=str).encode() + b"\n"
+        request = (
+            json.dumps({"seconds": self._seconds, "template": template, "variables": variables}, default=str).encode() + b"\n"
+        )
         with self._one_at_a_time:
             if self._child is None:
                 self._child = _Child()
@@ -52,7 +56,7 @@ class Renderer:
             line = self._child.ask(request)
             if not line.endswith(b"\n"):
                 code, self._child = self._child.end(), None
-                late = f"did not give a text within {SECONDS} seconds"
+                late = f"did not give a text within {self._seconds} seconds"
                 raise TemplateError(late if code == -signal.SIGALRM else f"ended its process with exit code {code}")
         answer = json.loads(line)
         if "error" in answer:
@@ -123,7 +127,7 @@ def _limit_memory() -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     import jinja2
 
-    signal.alarm(SECONDS)
+    signal.alarm(request["seconds"])
     try:
         text, spans = _render(request["template"], request["variables"])
     except MemoryError:
