@@ -7,6 +7,7 @@ in time, whatever it is doing. Requests and answers are JSON, one per line. The 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -41,6 +42,7 @@ class Renderer:
     def __init__(self, seconds: int = SECONDS) -> None:
         self._seconds = seconds
         self._child: _Child | None = None
+        self._owner = os.getpid()  # a fork of this process has the pipes, too: it must not speak with the child
         self._one_at_a_time = threading.Lock()
 
     def render(self, template: str, **variables: Any) -> tuple[str, Spans]:
@@ -50,8 +52,8 @@ class Renderer:
             json.dumps({"seconds": self._seconds, "template": template, "variables": variables}, default=str).encode() + b"\n"
         )
         with self._one_at_a_time:
-            if self._child is None:
-                self._child = _Child()
+            if self._child is None or self._owner != os.getpid():
+                self._child, self._owner = _Child(), os.getpid()
                 weakref.finalize(self, self._child.end)
             line = self._child.ask(request)
             if not line.endswith(b"\n"):
@@ -62,6 +64,12 @@ class Renderer:
         if "error" in answer:
             raise TemplateError(answer["error"][:SHOWN])
         return answer["text"], [(start, end) for start, end in answer["spans"]]
+
+
+@functools.cache
+def shared_renderer() -> Renderer:
+    """The one of this process: its child takes half a second to start."""
+    return Renderer()
 
 
 class _Child:
