@@ -1,6 +1,7 @@
 """Banks as PyTorch datasets: feature vectors that stay float16, hidden states that stay bfloat16.
 
-Each DataLoader worker maps the bank itself: nothing is copied, nothing is pickled but the folder's name.
+Each DataLoader worker maps the bank itself: nothing is copied, nothing is pickled but the folder's name and its commit. A worker that
+finds another bank in the folder raises CorruptBank.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch.utils.data import Dataset
 
 from arrowbank.bank.features import open_features
 from arrowbank.bank.floats import bfloat16_tensor
-from arrowbank.bank.reader import local_folder
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.targets import TargetSample, open_target_bank
 from arrowbank.settings import checked
@@ -31,8 +31,7 @@ class FeatureDataset(Dataset[torch.Tensor]):
     """
 
     def __init__(self, folder: str | Path, expect: dict[str, Any] | None = None) -> None:
-        self._folder, self._expect = local_folder(folder), dict(expect or {})
-        self.bank = open_features(self._folder, self._expect)
+        self.bank = open_features(folder, expect)
 
     def __len__(self) -> int:
         return len(self.bank)
@@ -45,12 +44,6 @@ class FeatureDataset(Dataset[torch.Tensor]):
     def __getitems__(self, rows: list[int]) -> list[torch.Tensor]:
         return list(torch.from_numpy(self.bank.take(rows)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_expect": self._expect}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_folder"], state["_expect"])  # type: ignore[misc]
-
 
 class TargetDataset(Dataset[Row]):
     """The rows of a target bank. `dataset[i]` is a dict of tensors of its own memory:
@@ -60,8 +53,7 @@ class TargetDataset(Dataset[Row]):
     """
 
     def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
-        self._folder, self._expect = local_folder(folder), dict(expect or {})
-        self.bank = open_target_bank(self._folder, self._expect)
+        self.bank = open_target_bank(folder, expect)
 
     def __len__(self) -> int:
         return len(self.bank)
@@ -70,12 +62,6 @@ class TargetDataset(Dataset[Row]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a bank of {len(self)} rows")
         return _tensors(self.bank.read(row % len(self)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_expect": self._expect}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_folder"], state["_expect"])  # type: ignore[misc]
 
 
 @explains("folder", "read")

@@ -125,4 +125,5 @@ BEHAVIOUR = """\
 | 0 | done |
 | 1 | a check failed, or a size does not fit: [which checks](../errors.md) |
 | 2 | bad arguments or input; what is wrong stands on standard error |
+| 70 | an internal error, which is a bug: [what to do](../errors.md) |
 | 130 | interrupted |"""

@@ -393,7 +393,13 @@ def test_several_processes_write_the_same_bytes(config: CaptureConfig, whole: Pa
     assert tree_bytes(tmp_path / "bank") == tree_bytes(whole)
 
 
-def test_every_moment_of_death_is_made_good_by_the_same_command(config: CaptureConfig, whole: Path, tmp_path: Path) -> None:
+def test_every_moment_of_death_is_made_good_by_the_same_command(model: Path, whole: Path, tmp_path: Path) -> None:
+    """Of token rows: a process that renders conversations takes a second more to start."""
+    rows = open_targets(whole)
+    lines = [{"input_ids": row["input_ids"].tolist(), "loss_mask": row["loss_mask"].tolist()} for row in rows]
+    config = make(model, write_lines(tmp_path / "rows.jsonl", lines), max_length=90, max_shard_bytes=150_000)
+    whole = tmp_path / "whole"
+    capture(config, whole)
     for moment in range(1, 1000):
         out = tmp_path / f"killed-{moment}"
         outcome = kill_at(moment, capture, config, out)

@@ -8,6 +8,7 @@ its name. A file that is opened later would be the new bank's. So every later op
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,10 @@ Identity = tuple[int, int, int, int]  # device, inode, bytes, time of change
 
 @dataclass
 class Commit:
-    """The commit in `folder` when it was opened."""
+    """The commit in `folder` when it was opened: sha256 and identity of the two files by which it is known."""
 
     folder: Path
-    contents: dict[str, bytes]
+    digests: dict[str, str]
     identities: dict[str, Identity]
 
     @classmethod
@@ -32,10 +33,20 @@ class Commit:
         commit = cls(folder, {}, {})
         try:
             for name in (MANIFEST, STATE):
-                commit.contents[name], commit.identities[name] = _read(folder / name)
+                commit.digests[name], commit.identities[name] = _read(folder / name)
         except OSError:
             return None
         return commit
+
+    @property
+    def digest(self) -> str:
+        """What tells this commit from any other one, also on another machine."""
+        return " ".join(self.digests.values())
+
+    def require(self, digest: str) -> None:
+        """Raise CorruptBank where this is not the commit of that digest: what was opened elsewhere, under the same name."""
+        if self.digest != digest:
+            raise self._changed(self.folder)
 
     def require_unchanged(self) -> None:
         """Raise CorruptBank where the folder holds another commit than when it was opened, or none."""
@@ -44,23 +55,27 @@ class Commit:
             try:
                 if _identity(path.stat()) == known:
                     continue
-                content, identity = _read(path)
+                digest, identity = _read(path)
             except OSError:
-                content, identity = b"", known
-            if content != self.contents[name]:
-                raise CorruptBank(
-                    f"{path}: changed since it was opened: another bank is being written or was written into this folder. "
-                    "Open the bank again, and write new banks into folders of their own."
-                )
+                digest, identity = "", known
+            if digest != self.digests[name]:
+                raise self._changed(path)
             self.identities[name] = identity  # copied or touched: the same bytes list the same files
 
+    def _changed(self, path: Path) -> CorruptBank:
+        return CorruptBank(
+            f"{path}: changed since it was opened: another bank is being written or was written into this folder. Open the bank "
+            "again, and write new banks into folders of their own."
+        )
 
-def _read(path: Path) -> tuple[bytes, Identity]:
+
+def _read(path: Path) -> tuple[str, Identity]:
+    """The sha256 of a file's bytes, and its identity. OSError where it cannot be read."""
     if path.exists() and not path.is_file():  # a named pipe would be waited for
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     with path.open("rb") as file:
         # what is longer is refused where it is read as JSON
-        return file.read(MAX_JSON_BYTES + 1), _identity(os.fstat(file.fileno()))
+        return hashlib.sha256(file.read(MAX_JSON_BYTES + 1)).hexdigest(), _identity(os.fstat(file.fileno()))
 
 
 def _identity(status: os.stat_result) -> Identity:

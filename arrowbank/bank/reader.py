@@ -57,6 +57,10 @@ class Bank:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A bank goes to another process as its folder and its commit: the process maps the same bank, or gets CorruptBank."""
+        return reopen, (type(self), self.folder.resolve(), self._commit.digest)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}: {len(self)} rows, {self.kind}>"
 
@@ -210,6 +214,13 @@ def open_committed(
     check_contract(folder, manifest, expect or {})
     fields: Manifest = with_fields(manifest, str(folder / MANIFEST))
     return folder, fields, commit
+
+
+def reopen(kind: type[Bank], folder: Path, digest: str) -> Bank:
+    """The bank in `folder` as a `kind`, if it is the commit of that digest."""
+    path, manifest, commit = open_committed(folder)
+    commit.require(digest)
+    return kind(path, manifest, commit)
 
 
 def local_folder(folder: str | Path, progress: Progress = SILENT) -> Path:

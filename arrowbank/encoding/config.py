@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.errors import InputError
+from arrowbank.bank.checks import reason
+from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.config import ModelConfig
 from arrowbank.plan import SHARD_ROWS, BatchRules
 from arrowbank.settings import Cosine, Count, Flag, Natural, Place, Settings, refuse_unread
@@ -136,11 +138,45 @@ def load_custom_encoder(spec: str) -> OwnEncoder:
         ) from None
     if not _takes_no_arguments(factory):
         raise InputError(f"--encoder {spec}: cannot be called without arguments. Give a class or function that can.")
-    encoder = factory()
+    with _named(spec):
+        encoder = factory()
     for attribute, meaning in (("hidden_size", "D, the width of a vector"), ("version", "named in the plan digest")):
         if not hasattr(encoder, attribute):
             raise InputError(f"--encoder {spec}: has no attribute {attribute} ({meaning}). Add it.")
-    return cast(OwnEncoder, encoder)
+    return _NamedEncoder(spec, encoder)
+
+
+class _NamedEncoder:
+    """An encoder of the user's own: what it raises is an InputError that names it."""
+
+    def __init__(self, spec: str, encoder: Any) -> None:
+        self._spec, self._encoder = spec, encoder
+        self.hidden_size: int = encoder.hidden_size
+        self.version: object = encoder.version
+        if hasattr(encoder, "encode_stream"):
+            self.encode_stream = self._encode_stream
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        with _named(self._spec):
+            vectors: npt.NDArray[np.float32] = self._encoder.encode(input_ids_NT)
+        return vectors
+
+    def _encode_stream(self, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
+        with _named(self._spec):
+            yield from self._encoder.encode_stream(batches)
+
+
+@contextmanager
+def _named(spec: str) -> Iterator[None]:
+    """Turn what an encoder of the user's own raises into an InputError that names it."""
+    try:
+        yield
+    except ArrowbankError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"--encoder {spec}: raised {reason(error)}. Fix the encoder; with --debug and one worker its traceback is shown."
+        ) from error
 
 
 def _takes_no_arguments(factory: Any) -> bool:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from arrowbank.bank import Bank
 from arrowbank.bank.columns import one_array
-from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.journal import append_log
 from arrowbank.bank.manifest import LOG
 from arrowbank.encoding.config import EncodeConfig, Encoder
@@ -44,21 +44,21 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftCheck:
-    """What a worker does before its first shard. Picklable. `old` and `out` are the folders of the old and the new bank."""
+    """What a worker does before its first shard. Picklable. `out` is the folder of the new bank."""
 
     config: EncodeConfig
-    old: str
+    old: FeatureBank
     out: str
     sample: int
     min_cosine: float
 
     def __call__(self, encoder: Encoder, tokens: Bank) -> None:
         """Measure, and note it in the new bank's build.jsonl. ContractError below the bound."""
-        drift = measure_drift(open_features(self.old), encoder, tokens, self.config, self.sample)
+        drift = measure_drift(self.old, encoder, tokens, self.config, self.sample)
         append_log(Path(self.out), EVENT, **asdict(drift), bound=self.min_cosine)
         if not drift.min_cosine >= self.min_cosine:  # NaN is no agreement either
             raise ContractError(
-                f"{self.old}: {drift}, below --min-cosine {self.min_cosine}. Vectors that are made here (this device, these "
+                f"{self.old.folder}: {drift}, below --min-cosine {self.min_cosine}. Vectors that are made here (this device, these "
                 "library versions, this model) are not those of the old bank, and would not compare with them. Nothing is lost. "
                 "Encode where the old bank was made, build the whole bank here without --onto, or give a lower --min-cosine if "
                 "such a difference does no harm.",

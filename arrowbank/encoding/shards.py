@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from arrowbank.bank import Bank, open_bank
+from arrowbank.bank import Bank
 from arrowbank.bank.columns import fixed_list_column, one_array
 from arrowbank.encoding.config import EncodeConfig, Encoder, load_custom_encoder
 from arrowbank.encoding.drift import DriftCheck
@@ -31,8 +31,8 @@ class EncodeJob:
     """How a process becomes a worker. Everything here pickles; the model is loaded by the worker itself."""
 
     config: EncodeConfig
-    tokens: str
-    texts: str
+    tokens: Bank
+    texts: Bank
     info: ModelInfo | None = None
     processes: int = 1
     drift: DriftCheck | None = None
@@ -40,10 +40,10 @@ class EncodeJob:
     def __call__(self, number: int) -> ShardEncoder:
         if self.processes > 1:  # they share the cores; the bits of a vector do not depend on how many there are
             torch.set_num_threads(max(1, torch.get_num_threads() // self.processes))
-        encoder, tokens = self.encoder(number), open_bank(self.tokens)
+        encoder = self.encoder(number)
         if self.drift:
-            self.drift(encoder, tokens)
-        return ShardEncoder(self.config, encoder, tokens, open_bank(self.texts))
+            self.drift(encoder, self.tokens)
+        return ShardEncoder(self.config, encoder, self.tokens, self.texts)
 
     def encoder(self, number: int) -> Encoder:
         """The frozen model of worker `number`."""

@@ -225,8 +225,7 @@ class EncodePlan:
 
     def job(self, *, processes: int = 1, drift: DriftCheck | None = None) -> EncodeJob:
         """What a worker needs, `processes` of which share this machine's cores."""
-        tokens, texts = (str(bank.folder.resolve()) for bank in (self.tokens, self.texts))
-        return EncodeJob(self.config, tokens, texts, self.info, processes, drift)
+        return EncodeJob(self.config, self.tokens, self.texts, self.info, processes, drift)
 
     def drift_check(self, out: Path, options: RunOptions) -> DriftCheck | None:
         """What workers measure first, where the bank grows."""
@@ -235,7 +234,7 @@ class EncodePlan:
             return None
         return DriftCheck(
             config=self.config,
-            old=str(self.old.folder.resolve()),
+            old=self.old,
             out=str(out.resolve()),
             sample=sample,
             min_cosine=MIN_COSINE if options.min_cosine is None else options.min_cosine,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
 from arrowbank.targets.records import Record, is_text
-from arrowbank.targets.rendering import TAG, Renderer, TemplateError
+from arrowbank.targets.rendering import TAG, TemplateError, shared_renderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,7 +47,7 @@ class ChatTokenizer:
                 f"tokenizer of {name!r} has no chat template, so conversations cannot become text. Give --tokenizer with one, or "
                 "data of token rows (input_ids, loss_mask)."
             )
-        self._tokenizer, self._name, self._renderer = tokenizer, name, Renderer()
+        self._tokenizer, self._name, self._renderer = tokenizer, name, shared_renderer()
         # A post-processor may add special tokens, which are not wanted here, or trim blanks off the tokens' offsets
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.post_processor = processors.ByteLevel(trim_offsets=False)

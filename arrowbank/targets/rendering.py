@@ -7,6 +7,7 @@ in time, whatever it is doing. Requests and answers are JSON, one per line. The 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -35,29 +36,40 @@ class TemplateError(Exception):
 
 
 class Renderer:
-    """Renders conversations in a child process: started when it is first needed, and again after it was ended."""
+    """Renders conversations in a child process: started when it is first needed, and again after it was ended. `seconds` is what one
+    text may take."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: int = SECONDS) -> None:
+        self._seconds = seconds
         self._child: _Child | None = None
+        self._owner = os.getpid()  # a fork of this process has the pipes, too: it must not speak with the child
         self._one_at_a_time = threading.Lock()
 
     def render(self, template: str, **variables: Any) -> tuple[str, Spans]:
         """The text for `variables` (messages, tools, add_generation_prompt, special tokens), and the spans of it that the template
         marks as the assistant's: none where it marks nothing. Raises TemplateError."""
-        request = json.dumps({"template": template, "variables": variables}, default=str).encode() + b"\n"
+        request = (
+            json.dumps({"seconds": self._seconds, "template": template, "variables": variables}, default=str).encode() + b"\n"
+        )
         with self._one_at_a_time:
-            if self._child is None:
-                self._child = _Child()
+            if self._child is None or self._owner != os.getpid():
+                self._child, self._owner = _Child(), os.getpid()
                 weakref.finalize(self, self._child.end)
             line = self._child.ask(request)
             if not line.endswith(b"\n"):
                 code, self._child = self._child.end(), None
-                late = f"did not give a text within {SECONDS} seconds"
+                late = f"did not give a text within {self._seconds} seconds"
                 raise TemplateError(late if code == -signal.SIGALRM else f"ended its process with exit code {code}")
         answer = json.loads(line)
         if "error" in answer:
             raise TemplateError(answer["error"][:SHOWN])
         return answer["text"], [(start, end) for start, end in answer["spans"]]
+
+
+@functools.cache
+def shared_renderer() -> Renderer:
+    """The one of this process: its child takes half a second to start."""
+    return Renderer()
 
 
 class _Child:
@@ -123,7 +135,7 @@ def _limit_memory() -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     import jinja2
 
-    signal.alarm(SECONDS)
+    signal.alarm(request["seconds"])
     try:
         text, spans = _render(request["template"], request["variables"])
     except MemoryError:

@@ -91,7 +91,7 @@ def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progr
             info=replace(info, backbone="inner"),
             layers=layers,
             rules=config.rules,
-            trunk=out.resolve(),
+            trunk=trunk,
             processes=processes,
         )
         tokens = sum(sum(lengths[shard.start : shard.stop]) for shard in todo)
@@ -120,14 +120,14 @@ class TapsJob:
     info: ModelInfo
     layers: tuple[int, ...]
     rules: BatchRules
-    trunk: Path
+    trunk: TrunkBank
     processes: int = 1
 
     def __call__(self, number: int) -> ShardTapper:
         from arrowbank.models import load_layers
 
         share_cores(self.processes)
-        return ShardTapper(self, open_trunk(self.trunk), load_layers(self.model, self.layers, worker=number, info=self.info))
+        return ShardTapper(self, self.trunk, load_layers(self.model, self.layers, worker=number, info=self.info))
 
 
 class ShardTapper:
