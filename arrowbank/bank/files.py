@@ -197,7 +197,12 @@ def digest_of(path: Path, hash: Hash) -> str:
 
 
 def refuse_address(place: Path) -> None:
-    """InputError for an address given as a place to write to: as a path it would name folders such as `s3:` here."""
+    """InputError for an address given as a place to write to: as a path it would name folders such as `s3:` here. Also for a name that
+    is no text, which Arrow cannot open."""
+    try:
+        str(place).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: its name is not valid UTF-8. Give another name.") from None
     scheme = place.parts[0] if place.parts else ""
     if re.fullmatch(r"[a-z][a-z0-9+.-]+:", scheme) and not Path(scheme).exists():
         raise InputError(
@@ -209,6 +214,16 @@ def refuse_address(place: Path) -> None:
 def free_bytes(folder: Path) -> int:
     """The free bytes of the disk under `folder`, which need not exist yet."""
     return shutil.disk_usage(existing(folder)).free
+
+
+def reserve(path: Path, size: int) -> None:
+    """Make the file `path` of `size` bytes, with room on the disk for all of them: a map of a file without room ends in a signal."""
+    with explained(path), path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            for start in range(0, size, READ_BYTES):
+                file.write(bytes(min(READ_BYTES, size - start)))
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:

@@ -93,8 +93,9 @@ def explain(error: OSError, path: Path, doing: str = "written") -> ArrowbankErro
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else path
     if found := re.fullmatch(r"\.(.+)\.[^.]+\.tmp", named.name):  # the temporary that was to become this file
         named = named.with_name(found[1])
-    if named != path and path not in named.parents and named not in path.parents:
-        path, doing = named, "used"
+    if named not in path.parents:  # it may be a folder above that cannot be made
+        doing = doing if path in (named, *named.parents) else "used"
+        path = named
     refused = f"{path}: cannot be {doing} ({os.strerror(number)})."
     if number in NO_ROOM:
         return DiskFull(

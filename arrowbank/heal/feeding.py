@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arrowbank.bank.files import require_space
+from arrowbank.bank.files import require_space, reserve
 from arrowbank.bank.trunk import HIDDEN_TYPES
 from arrowbank.heal.windows import WindowBatch, Windows
 from arrowbank.mtp.draft import Draft
@@ -34,9 +34,10 @@ class Feeding:
         self._kept = None
         if math.prod(shape):
             path.unlink(missing_ok=True)
-            # a mapped file on a full disk is no error but a signal
-            require_space(path.parent, math.prod(shape) * dtype.itemsize, "what the later steps of a chain are fed")
-            self._kept = np.memmap(path, dtype, mode="w+", shape=shape)
+            size = math.prod(shape) * dtype.itemsize
+            require_space(path.parent, size, "what the later steps of a chain are fed")
+            reserve(path, size)
+            self._kept = np.memmap(path, dtype, mode="r+", shape=shape)
 
     @torch.no_grad()
     def refresh(self, draft: Draft, count: int) -> None:
