@@ -104,6 +104,7 @@ def test_a_dump_becomes_a_cache(tmp_path: Path) -> None:
     argv = ["--dump", str(tmp_path / "dump"), "--out", str(tmp_path / "cache"), "--target-model", "m", "--layers", "0,1,2"]
     assert deepspec_cache.main([*argv, "--tiny"]) == 0
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
+        "arrowbank-export.json",
         "manifest.json",
         "samples.idx",
         "shard-00000.bin",
