@@ -31,7 +31,7 @@ ANYWHERE = 8  # shorter ones are hidden where they stand alone
 
 # names of environment variables whose values are secrets; a value shorter than ANYWHERE is a placeholder
 _NAMES = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|(?:ACCESS|API|ACCOUNT|STORAGE|PRIVATE|SECRET)_KEY(?:_ID)?"
+    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY|(?:ACCESS|API|ACCOUNT|STORAGE|PRIVATE|SECRET)_KEY(?:_ID)?"
     r"|CONNECTION_STRING|SAS|SAS_TOKEN)$",
     re.IGNORECASE,
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arrowbank.bank.manifest import MANIFEST, MAX_JSON_BYTES, STATE
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank
 
 Identity = tuple[int, int, int, int]  # device, inode, bytes, time of change
@@ -34,7 +35,8 @@ class Commit:
         try:
             for name in (MANIFEST, STATE):
                 commit.digests[name], commit.identities[name] = _read(folder / name)
-        except OSError:
+        except OSError as error:
+            raise_refusal(error, folder)
             return None
         return commit
 
@@ -56,7 +58,8 @@ class Commit:
                 if _identity(path.stat()) == known:
                     continue
                 digest, identity = _read(path)
-            except OSError:
+            except OSError as error:
+                raise_refusal(error, path)
                 digest, identity = "", known
             if digest != self.digests[name]:
                 raise self._changed(path)

@@ -14,6 +14,7 @@ from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists, valu
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, SortedKeys, text_keys
 from arrowbank.bank.npyfile import map_npy
 from arrowbank.bank.reader import Bank, open_committed
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.settings import checked
 
@@ -67,6 +68,7 @@ class FeatureBank(Bank):
             try:
                 mapped = map_npy(path)
             except (ValueError, OSError) as error:
+                raise_refusal(error, path)
                 raise CorruptBank(f"{path}: not readable as .npy ({error}). Restore it or rebuild the bank.") from None
         if mapped.dtype != dtype or mapped.shape != shape:
             raise CorruptBank(

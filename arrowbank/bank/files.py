@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 import xxhash
 
 from arrowbank.bank.processes import is_left_behind, temporary_beside
-from arrowbank.bank.refusals import existing, explained
+from arrowbank.bank.refusals import existing, explained, naming
 from arrowbank.errors import ArrowbankError, DiskFull, InputError
 from arrowbank.secrets import shows_secrets
 
@@ -189,7 +189,7 @@ def sha256_of(path: Path) -> str:
 def digest_of(path: Path, hash: Hash) -> str:
     """The hash of a file's bytes, in hexadecimal."""
     content = HASHES[hash]()
-    with path.open("rb", buffering=0) as file:
+    with naming(path), path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(READ_BYTES))
         while count := file.readinto(buffer):
             content.update(buffer[:count])

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowbank.bank.names import check_names, check_places
+from arrowbank.bank.refusals import naming
 from arrowbank.errors import CorruptBank, InputError
 
 FORMAT = "arrowbank/1"
@@ -125,7 +126,7 @@ def json_in(path: Path, *, max_bytes: int = MAX_JSON_BYTES, strict: bool = True)
     """The JSON value in `path`. OSError, and ValueError as `parsed_json` raises it, also for what is no regular file."""
     if path.exists() and not path.is_file():
         raise ValueError("not a regular file")
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         return parsed_json(file.read(max_bytes + 1), max_bytes=max_bytes, strict=strict)
 
 

@@ -18,20 +18,12 @@ from typing import ParamSpec, TypeVar
 from arrowbank.errors import ArrowbankError, DiskFull, InputError, StorageError
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NO_ACCESS = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-}  # the last ones: a file for a folder, or the reverse
+# the last three: a file where a folder has to be, or the reverse
+NO_ACCESS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 NO_NAME = {errno.ENAMETOOLONG, errno.EILSEQ}
-FAULTS = {
-    errno.EINVAL,
-    errno.EBADF,
-    errno.EFAULT,
-    errno.EPIPE,
-}  # of a program, or a reader that has gone: nothing to do about a file
+NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+# faults of a program, and a reader of its output that has gone: nothing can be done about a file
+FAULTS = {errno.EINVAL, errno.EBADF, errno.EFAULT, errno.EPIPE}
 AGAIN = "What is finished is kept: run the same command again, and it resumes."
 REMEDIES = {
     errno.EROFS: "The file system is read-only; it becomes so when its disk fails. Make it writable again, or give another folder.",
@@ -60,6 +52,17 @@ def explained(path: Path, doing: str = "written") -> Iterator[None]:
         raise translated from error
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the operating system's refusals in this block name `path`: those of an open file do not say which one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def explains(place: str, doing: str = "written") -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a stage: `explained` for all that it does, in its threads and workers too. `place` is the argument with its folder."""
 
@@ -71,7 +74,8 @@ def explains(place: str, doing: str = "written") -> Callable[[Callable[P, T]], C
             try:
                 return stage(*args, **kwargs)
             except OSError as error:
-                translated = explain(error, Path(str(signature.bind(*args, **kwargs).arguments[place])), doing)
+                doing_what = doing if doing == "read" or error.filename else "finished"  # it may have been an input
+                translated = explain(error, Path(str(signature.bind(*args, **kwargs).arguments[place])), doing_what)
                 if translated is None:
                     raise
                 raise translated from error
@@ -110,6 +114,13 @@ def explain(error: OSError, path: Path, doing: str = "written") -> ArrowbankErro
     if number in NO_NAME:
         return InputError(f"{refused} Give a shorter or another name.")
     return StorageError(f"{refused} {REMEDIES.get(number, 'Look at the disk or the server that holds it.')} {AGAIN}")
+
+
+def raise_refusal(error: BaseException, path: Path) -> None:
+    """Raise where the operating system refused to read `path`, which says nothing about what is in it. Else, as for a file that does not
+    exist or that a library finds damaged, do nothing."""
+    if isinstance(error, OSError) and error.errno not in NOT_THERE and (refusal := explain(error, path, "read")):
+        raise refusal from error
 
 
 def _what_is_short(number: int, path: Path) -> str:

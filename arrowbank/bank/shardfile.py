@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.kinds import SHA1_BYTES, SHA1_COLUMN
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank
 
 REMEDY = "Restore it from a copy or rebuild the bank."
@@ -42,6 +43,7 @@ def map_shard(path: Path, check_schema: Callable[[pa.Schema], None] = lambda sch
         if (more := next(iter(messages), None)) is not None:
             raise CorruptBank(f"{path}: a {more.type} behind the first record batch, expected the end. {REMEDY}")
     except (pa.ArrowException, StopIteration, EOFError, OSError, ValueError, MemoryError, OverflowError, struct.error) as error:
+        raise_refusal(error, path)
         raise CorruptBank(f"{path}: not readable as an Arrow stream ({_first_line(error)}). {REMEDY}") from None
     for name, column in zip(schema.names, batch.columns, strict=True):
         if _has_nulls(column):

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from arrowbank.bank.files import publishing
 from arrowbank.bank.manifest import parsed_json
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank
 from arrowbank.formats.safetensors import write_safetensors
 from arrowbank.mtp.codecs import NAMES
@@ -69,7 +70,8 @@ def plan_of(folder: Path) -> str | None:
     try:
         with safe_open(folder / STATE, framework="pt") as file:
             return (file.metadata() or {}).get("plan")
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError) as error:
+        raise_refusal(error, folder / STATE)
         return None
 
 
@@ -91,7 +93,8 @@ def load_state(
             progressed = Progressed(**parsed_json(metadata["progressed"].encode(), strict=False))
             whose = parsed_json(metadata["weights"].encode())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError, CorruptBank):
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, CorruptBank) as error:
+        raise_refusal(error, path)
         return None
     for index, parameter in enumerate(parameters):
         prefix = f"adam.{index}."

@@ -25,6 +25,7 @@ from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import MANIFEST, read_json
 from arrowbank.bank.npyfile import map_npy
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import InputError
 from arrowbank.settings import refuse_unread
 
@@ -189,6 +190,7 @@ def _npy(path: Path) -> Ids:
     try:
         ids: Ids = map_npy(path)
     except (ValueError, OSError) as error:
+        raise_refusal(error, path)
         raise InputError(f"{path}: not readable as .npy ({error}). Give a one-dimensional array of token ids.") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputError(f"{path}: {ids.dtype} of shape {ids.shape}; expected a one-dimensional array of integers.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import canonical_json
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import InputError
 from arrowbank.formats.lines import MAX_LINE_BYTES, numbered_lines
 
@@ -106,6 +107,7 @@ class Records:
         try:
             rows = datasets.load_from_disk(str(self.path))
         except (OSError, ValueError, KeyError) as error:
+            raise_refusal(error, self.path)
             raise InputError(f"{self.path}: not a saved dataset ({error}). Give one, or a file of JSON lines.") from None
         if not isinstance(rows, datasets.Dataset):
             raise InputError(f"{self.path}: a saved dataset of several splits. Give the folder of one: {', '.join(rows)}.")

@@ -61,6 +61,8 @@ class Renderer:
                 late = f"did not give a text within {self._seconds} seconds"
                 raise TemplateError(late if code == -signal.SIGALRM else f"ended its process with exit code {code}")
         answer = json.loads(line)
+        if "refused" in answer:
+            raise OSError(*answer["refused"])
         if "error" in answer:
             raise TemplateError(answer["error"][:SHOWN])
         return answer["text"], [(start, end) for start, end in answer["spans"]]
@@ -110,8 +112,12 @@ class _Child:
 
 def main() -> None:
     """Answer requests until the input ends."""
-    import transformers.utils.chat_template_utils  # noqa: F401  # before memory is limited and time is counted
-
+    try:
+        import transformers.utils.chat_template_utils  # noqa: F401  # before memory is limited and time is counted
+    except OSError as error:  # of the disk, not of the template
+        sys.stdin.readline()
+        print(json.dumps({"refused": [error.errno, error.strerror, error.filename]}))
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])

@@ -15,6 +15,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import list_column, list_values, one_array
 from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
 from arrowbank.bank.manifest import readable_json
+from arrowbank.bank.refusals import raise_refusal
 from arrowbank.bank.targets import needed_positions
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.plan import Shard
@@ -205,7 +206,8 @@ def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SIL
 def _is_readable(path: Path) -> bool:
     try:
         PreparedRows(path)
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowInvalid) as error:
+        raise_refusal(error, path)
         return False
     return True
 
