@@ -136,30 +136,42 @@ def _login_in(value: str) -> tuple[Login | None, str, bool]:
     """User and password in an address, the address without them, and whether they can be read in one way only.
 
     They end at the last @ ahead of the path. People also write passwords with /, ? or # as they are: then at the only @ there is,
-    where what follows the first colon is no port.
+    where what is ahead of it is no host with a port.
     """
     scheme, _, rest = value.partition("://")
     name = scheme.lower()
     if name in _LOCAL:
         return None, value, True
-    host = re.split("[/?#]", rest, maxsplit=1)[0]
-    before, at, _ = host.rpartition("@")
+    before, at, _ = _host_of(rest).rpartition("@")
     if not at:
-        _, colon, port = host.partition(":")
-        if "@" not in rest or not colon or (name not in _BUCKETS and port.isdecimal()):
+        if "@" not in rest or _begins_with_host(rest, name):
             return None, value, True
         before = rest.rpartition("@")[0]
-    if name in _NO_LOGIN and (":" not in before or name == "github"):
-        return None, value, True
     user, colon, password = before.partition(":")
     after = rest[len(before) + 1 :]
-    clear = not colon or "@" not in (after if at else before)
+    is_plain = not colon and _begins_with_host(after, name)
+    if name == "github" or (name in _NO_LOGIN and is_plain):
+        return None, value, True
+    clear = "@" not in (after if at else before) or (bool(user) and is_plain)
     return Login(user, password), f"{scheme}://{after}", clear
+
+
+def _host_of(rest: str) -> str:
+    """What is ahead of path, query and fragment."""
+    return re.split("[/?#]", rest, maxsplit=1)[0]
+
+
+def _begins_with_host(rest: str, scheme: str) -> bool:
+    """Whether `rest` reads as a host, with a port or without. A port is never ahead of a fragment, for a folder has none."""
+    host, colon, port = _host_of(rest).partition(":")
+    is_port = bool(host) and scheme not in _BUCKETS and port.isdecimal()
+    return not colon or (is_port and not rest.startswith(f"{host}:{port}#"))
 
 
 def know_secrets_of(text: str) -> None:
     """Enter the secrets of all addresses in `text`, in every way in which they can be read, so that no message shows them."""
-    for piece in re.split(rf"(?<![A-Za-z0-9])(?={_SCHEME.pattern})", text)[1:]:
+    pieces = re.split(rf"(?<![A-Za-z0-9])(?={_SCHEME.pattern})", text)[1:]
+    for piece in {*pieces, "".join(pieces)}:  # what looks like another address may be in the user or password of the first
         scheme, _, rest = piece.partition(":")
         rest = rest.lstrip("/")
         if scheme.lower() in _LOCAL:
