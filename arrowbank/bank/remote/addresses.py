@@ -28,6 +28,7 @@ _STORE = re.compile("[A-Za-z][A-Za-z0-9+.-]+")
 _LOCAL = ("file", "local")  # a path, whatever characters it has
 _BUCKETS = ("s3", "s3a", "gs", "gcs")  # where no port can be
 _NO_LOGIN = ("abfs", "abfss", "wasb", "wasbs", "github")  # a container or a repository stands before their @
+_SERVERS = (*WEB, "ftp", "sftp", "ssh", "smb")  # a host stands ahead of their path
 _SECRET_FIELD = re.compile("token|sig|secret|key|pass|auth|cred", re.IGNORECASE)
 _LONG_VALUE = 12  # of another field of a query: long enough to be a secret, too long for an ordinary word
 ELSEWHERE = "leave both out, and set them where the store's client looks for them."
@@ -128,6 +129,8 @@ def _elsewhere(value: str) -> Address:
         raise InputError(f"{scheme}://{path}: such addresses take no user and password: {ELSEWHERE}")
     if not path.strip("/"):  # without its slashes it would be a folder of this machine
         raise InputError(f"{scheme}://{path}: names no folder. Give an address as in s3://bucket/prefix.")
+    if scheme.lower() in _SERVERS and not _host_of(path):
+        raise InputError(f"{scheme}://{path}: names no host. Give an address as in {scheme}://host/folder.")
     sent = (unquote(login.user), unquote(login.password)) if login else None
     return Address(url=f"{scheme}://{path.rstrip('/')}", login=Secret(sent), query=Secret(query or None))
 
