@@ -260,15 +260,10 @@ def _inside(value: Any, hint: Any, at: int) -> Any:
 
 
 def _bool(value: Any) -> bool:
+    kind = type(value)
     if (
-        isinstance(value, bool)
-        or type(value).__name__ == "bool_"
-        or (type(value).__module__, type(value).__name__)
-        == (
-            "numpy",
-            "bool",
-        )
-    ):
+        kind is bool or kind.__name__ == "bool_" or (kind.__module__, kind.__name__) == ("numpy", "bool")
+    ):  # of NumPy 1, and of 2
         return bool(value)
     raise _Unfit(value, NAMES[bool])
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import traceback
-import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from arrowbank.bank.remote.addresses import know_secrets_of, parse_address
 from arrowbank.cli import main
 from arrowbank.cli.first import interrupted
 from arrowbank.errors import ArrowbankError, InputError, RemoteError
+from tests import s3_server
 from tests.banks import make_texts
 from tests.kill import tree_bytes
 
@@ -503,30 +503,5 @@ def test_user_and_password_of_an_s3_address_are_its_credentials(
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """An S3 server of this test's own with the bucket `banks`, and no credentials in the environment."""
-    pytest.importorskip("s3fs")
-    server_module = pytest.importorskip("moto.server")
-    import boto3
-    import s3fs
-
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    settings |= {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    with urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")):
-        pass  # all servers of a process have the same buckets
-    client = boto3.client("s3", aws_access_key_id="x", aws_secret_access_key="y")
-    client.create_bucket(Bucket="banks")
-    client.close()
-    yield "s3://banks"
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    with s3_server.serving(monkeypatch, tmp_path) as address:
+        yield address

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from arrowbank.errors import (
     RemoteError,
 )
 from arrowbank.hub.object_place import ObjectPlace
+from tests import s3_server
 from tests.banks import make_texts
 from tests.kill import tree_bytes
 
@@ -280,32 +280,9 @@ def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """A bucket on a server of this test's own."""
-    pytest.importorskip("s3fs")
-    server_module = pytest.importorskip("moto.server")
-    import boto3
-    import s3fs
-
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": "lovelace"}
-    settings |= {
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    with urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")):
-        pass  # all servers of a process have the same buckets
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="banks")
-    client.close()
-    yield "s3://banks"
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    """A bucket on a server of this test's own, with the credentials for it in the environment."""
+    with s3_server.serving(monkeypatch, tmp_path, AWS_ACCESS_KEY_ID="ada", AWS_SECRET_ACCESS_KEY="lovelace") as address:
+        yield address
 
 
 def test_a_bank_on_s3_is_pushed_pulled_opened_and_loaded(bucket: str, bank: Path, tmp_path: Path) -> None:

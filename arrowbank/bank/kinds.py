@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from arrowbank.bank.manifest import MANIFEST, Manifest
+from arrowbank.bank.manifest_checks import ABSENT
 from arrowbank.errors import CorruptBank
 
-SHA1_COLUMN, SHA1_BYTES = "sha1", 20
 LONGEST_CHAIN = 1000
 MOST_TOKENS = 1 << 24
-ABSENT = object()
 LARGEST = 2**31 - 1  # of a width: Arrow's fixed-size lists have 32-bit sizes
 
 
@@ -33,35 +32,19 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+def _whole(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
-
-
-def _is_width(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= LARGEST
-
-
-def _is_vocabulary(value: Any) -> bool:
-    """How many tokens a model knows: memory is taken for each."""
-    return type(value) is int and 1 <= value <= MOST_TOKENS
-
-
-def _is_chain(value: Any) -> bool:
-    """Steps of a draft, each of which has columns."""
-    return type(value) is int and 1 <= value <= LONGEST_CHAIN
+_is_whole = _whole(-(2**63), 2**63 - 1)
+_is_count = _whole(0, 2**63 - 1)
+_is_width = _whole(1, LARGEST)
+_is_vocabulary = _whole(1, MOST_TOKENS)  # how many tokens a model knows: memory is taken for each
+_is_chain = _whole(1, LONGEST_CHAIN)  # steps of a draft, each of which has columns
 
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
-
-
-def _is_counts(value: Any) -> bool:
-    """Name → count."""
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
 
 
 def _one_of(*values: str) -> Callable[[Any], bool]:
@@ -93,6 +76,7 @@ def _maybe(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 Fields = Mapping[str, Callable[[Any], bool]]
 
+_is_counts = _values_of(_is_count)  # name → count
 _LAYERS = _list_of(_is_whole)
 _FILLERS = _list_of(_object_of(path=_is_text, tokens=_is_count, sha256=_is_text))
 _EVERY: Fields = {

@@ -32,9 +32,8 @@ from arrowbank.errors import BankLocked
 from arrowbank.spawned import leave_while_importing_main
 
 HEARTBEAT_S = 20.0
-STALE_S = (
-    300.0  # longer than an NFS client may show old attributes (60 s), and than a busy process may forget to touch its file
-)
+# longer than an NFS client may show old attributes (60 s), and than a busy process may forget to touch its file
+STALE_S = 300.0
 PAUSES_S = (0.01, 0.5)  # between two looks at a lock that is waited for: the first, the longest
 
 OWNER = ".owner"

@@ -93,6 +93,12 @@ def plan_digest(kind: str, recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json({"format": FORMAT, "kind": kind, "recipe": recipe})).hexdigest()
 
 
+def short_json(value: object, most: int = 60) -> str:
+    """A JSON value for a message: in ASCII, and cut where it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= most else text[: most - 3] + "…"
+
+
 def differing_fields(found: object, wanted: object, prefix: str = "") -> dict[str, tuple[object, object]]:
     """The leaves in which two JSON values differ: dotted name → (found, wanted)."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):

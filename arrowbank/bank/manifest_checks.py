@@ -13,7 +13,6 @@ recipe of a maker that this version does not know decides nothing here; its dige
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from arrowbank.bank.manifest import (
     plan_digest,
     read_json,
     shard_name,
+    short_json,
 )
 from arrowbank.errors import CorruptBank
 
@@ -301,7 +301,4 @@ def _said(found: object) -> str:
 
 
 def _short(value: object) -> str:
-    if value is ABSENT:
-        return "none"
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "none" if value is ABSENT else short_json(value)

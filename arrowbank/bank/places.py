@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arrowbank.bank.manifest import CARD, FORMAT, INFO, JOURNAL, LOG, MANIFEST, SHARD_NAME, STATE, read_json
+from arrowbank.bank.manifest import CARD, FORMAT, INFO, JOURNAL, LOG, MANIFEST, SHARD_NAME, STATE, readable_json
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.remote.addresses import is_address, parse_address
-from arrowbank.errors import CorruptBank, InputError
+from arrowbank.errors import InputError
 
 # an option or argument as the user knows it, and the place that it names; None: not given
 Named = tuple[str, "str | Path | Bank | None"]
@@ -160,8 +160,8 @@ def _made_from(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def manifest_in(folder: Path) -> dict[str, Any] | None:
     """The manifest of the bank in `folder` as it is, unchecked; None where there is none that can be read."""
-    with suppress(OSError, CorruptBank, RecursionError):
-        manifest = read_json(folder / MANIFEST)
+    with suppress(OSError):
+        manifest = readable_json(folder / MANIFEST)
         if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
             return manifest
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,13 @@ from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.keys import KEY_FILE
-from arrowbank.bank.manifest import INFO
+from arrowbank.bank.manifest import INFO, short_json
 from arrowbank.bank.manifest_checks import PROVENANCE, RECOUNTED, foreign_fields, raw_shards, same_json
+from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import facts_of
 
-INDEX_FILE, TEXTS_FILE, QUARANTINE = "index.json", "texts.jsonl", "quarantine.jsonl"
+QUARANTINE = "quarantine.jsonl"
 
 
 def manifest_check(bank: Bank) -> Check:
@@ -175,5 +175,4 @@ def _max(bank: Bank, column: str) -> int:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "…"
+    return short_json(value, 80)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank.kinds import SHA1_BYTES, SHA1_COLUMN
+from arrowbank.bank.keys import SHA1_BYTES
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank
 
@@ -57,7 +57,7 @@ def check_values(path: Path, name: str, column: pa.Array) -> None:
         column.validate(full=True)
     except (pa.ArrowException, MemoryError) as error:
         raise CorruptBank(f"{path}: column {name}: {_first_line(error)}. {REMEDY}") from None
-    if name == SHA1_COLUMN:
+    if name == "sha1":
         offsets = np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1, offset=4 * column.offset)
         if (np.diff(offsets) != SHA1_BYTES).any():
             raise CorruptBank(f"{path}: column {name}: a value that has not {SHA1_BYTES} bytes. {REMEDY}")

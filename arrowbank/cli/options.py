@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from arrowbank.errors import InputError
+from arrowbank.formats.lines import MAX_LINE_BYTES
 from arrowbank.settings import Positive, checked_value, refuse_unread
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Common:
 
 
 MaxLineBytes = Annotated[
-    int | None, _run("--max-line-bytes", show_default="268435456", help="A longer line of a source is an error.")
+    int | None, _run("--max-line-bytes", show_default=str(MAX_LINE_BYTES), help="A longer line of a source is an error.")
 ]
 
 

@@ -25,6 +25,7 @@ import msgspec
 
 from arrowbank.corpus.badlines import BadLine, line_too_long, not_a_text, parse_line, unreadable
 from arrowbank.corpus.fields import EACH, FieldPath, Step, parse_path
+from arrowbank.formats.lines import MAX_LINE_BYTES
 
 SHA1_BYTES = 20
 PIECE_BYTES = 1 << 17
@@ -38,7 +39,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[tuple[str, str], ...]
     strict: bool = False
     skip_bad_lines: bool = False
-    max_line_bytes: int = 1 << 28
+    max_line_bytes: int = MAX_LINE_BYTES
 
     @property
     def kinds(self) -> list[str]:

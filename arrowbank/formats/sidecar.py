@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from arrowbank.bank.files import json_bytes
+from arrowbank.bank.files import digest_of, json_bytes
 from arrowbank.bank.manifest import MAX_COUNT, canonical_json, read_json
 from arrowbank.bank.names import check_names, check_places
 from arrowbank.errors import CorruptBank
@@ -87,7 +87,7 @@ def require_as_exported(folder: Path, names: Iterable[str]) -> None:
     what they say of layers and model becomes a bank's labels. Large files are for `arrowbank verify`."""
     listed = {entry["name"]: entry for entry in sidecar_in(folder).get("files", ())}
     for name in names:
-        if name in listed and (found := xxh3_128((folder / name).read_bytes())) != listed[name]["xxh3_128"]:
+        if name in listed and (found := digest_of(folder / name, "xxh3_128")) != listed[name]["xxh3_128"]:
             raise CorruptBank(
                 f"{folder / name}: not the file that was exported (found xxh3-128 {found}, expected {listed[name]['xxh3_128']}). {REMEDY}"
             )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +167,11 @@ class World:
         self.scratch = scratch
         self.output = scratch / "output"
         self.moments = scratch / "moments"
-        ended = Child(self._make, self.folder, self.output).wait(600)
-        if ended.code:
-            raise SystemExit(f"the soak cannot make its inputs (exit code {ended.code}):\n{ended.output}")
+        # in an interpreter of its own: this process may have used threads that a fork of it would wait for
+        command = [sys.executable, "-m", "tests.soak.world", str(self.folder)]
+        made = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"the inputs cannot be made (exit code {made.returncode}):\n{made.stdout}{made.stderr}")
         self.before = self.stamps()
 
     def start(self, command: Command, *, die_at: int | None = None, most_bytes: int = 0) -> Child:
@@ -194,32 +199,6 @@ class World:
                 found[path.relative_to(self.folder).as_posix()] = (status.st_ino, status.st_size, status.st_mtime_ns)
         return found
 
-    def _make(self) -> int:
-        from tests import arms, drafts, target_banks, tiny
-
-        here = self.folder
-        texts = tiny.texts(60)
-        for name, some in (("episodes", texts[:40]), ("more", texts[30:])):
-            lines = ({"query": text, "candidates": [{"text": f"{text}?"}, {"text": f"{text}!"}]} for text in some)
-            (here / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        chats = tiny.conversations(16)
-        (here / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-        rows = [[2 + (7 * row + 3 * at) % 90 for at in range(5 + row % 20)] for row in range(60)]
-        (here / "rows.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
-        tiny.save_bpe_tokenizer(here / "bpe")
-        tiny.save_qwen3(here / "qwen3", chat_template=tiny.TAGGED_TEMPLATE)
-        made = drafts.make("llama, canonical", here / "draft")
-        assert made.folder == here / "draft"
-        arms.save_filler(here / "filler.bin")
-        arms.save_filler(here / "ids.bin", vocab=500)  # that the tiny model has
-        target_banks.make_dump(here / "dump", lengths=(5, 1, 9, 3, 6))
-        target_banks.make_dump(here / "other-dump", lengths=(4, 7), names=("x.safetensors", "y.safetensors"), seed=1)
-        for line in PREPARE:
-            if code := command_line(line.format(world=here).split()):
-                print(line)
-                return code
-        return 0
-
 
 def _scan_with_processes(out: Path) -> int:
     from arrowbank import ScanConfig, scan
@@ -243,3 +222,35 @@ def _exit_code(run: Callable[[], object]) -> int:
         print(error)
         return error.exit_code
     return 0
+
+
+def make_inputs(here: Path) -> int:
+    """The world's inputs, in the folder `here`, which is the current one."""
+    from tests import arms, drafts, target_banks, tiny
+
+    texts = tiny.texts(60)
+    for name, some in (("episodes", texts[:40]), ("more", texts[30:])):
+        lines = ({"query": text, "candidates": [{"text": f"{text}?"}, {"text": f"{text}!"}]} for text in some)
+        (here / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chats = tiny.conversations(16)
+    (here / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    rows = [[2 + (7 * row + 3 * at) % 90 for at in range(5 + row % 20)] for row in range(60)]
+    (here / "rows.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+    tiny.save_bpe_tokenizer(here / "bpe")
+    tiny.save_qwen3(here / "qwen3", chat_template=tiny.TAGGED_TEMPLATE)
+    made = drafts.make("llama, canonical", here / "draft")
+    assert made.folder == here / "draft"
+    arms.save_filler(here / "filler.bin")
+    arms.save_filler(here / "ids.bin", vocab=500)  # that the tiny model has
+    target_banks.make_dump(here / "dump", lengths=(5, 1, 9, 3, 6))
+    target_banks.make_dump(here / "other-dump", lengths=(4, 7), names=("x.safetensors", "y.safetensors"), seed=1)
+    for line in PREPARE:
+        if code := command_line(line.format(world=here).split()):
+            print(line)
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[1])
+    sys.exit(make_inputs(Path.cwd()))
