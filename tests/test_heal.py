@@ -196,6 +196,50 @@ def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_pa
     assert (out / "model.safetensors").exists()
 
 
+def test_a_power_cut_costs_no_more_than_the_file_that_it_damaged(case: Case, tmp_path: Path) -> None:
+    config = case.config(epochs=0.5)
+    heal_draft(config, case.bank, tmp_path / "whole")
+    wanted = tree_bytes(tmp_path / "whole")
+    moments = kill_at(0, heal_draft, config, case.bank, tmp_path / "counted").moments
+    begun = tmp_path / "begun"
+    assert kill_at(moments // 2, heal_draft, config, case.bank, begun / "out").killed
+    assert (begun / "out.heal" / "state.safetensors").exists()
+    for name in ("plan.json", "state.safetensors"):
+        for data in (b"", b"{"):
+            folder = tmp_path / f"{name}-{len(data)}"
+            shutil.copytree(begun, folder)
+            (folder / "out.heal" / name).write_bytes(data)
+            if name == "plan.json":  # the state says whose it is
+                with pytest.raises(PlanMismatch, match="--restart"):
+                    heal_draft(case.config(epochs=0.5, lr=4e-3), case.bank, folder / "out")
+            heal_draft(config, case.bank, folder / "out")
+            assert tree_bytes(folder / "out") == wanted
+    for name in ("plan.json", "report.json"):
+        (tmp_path / "whole.heal" / name).write_bytes(b"")
+        heal_draft(config, case.bank, tmp_path / "whole")
+        assert tree_bytes(tmp_path / "whole") == wanted
+        assert json.loads((tmp_path / "whole.heal" / name).read_text())
+
+
+def test_a_dump_of_another_healing_is_kept_unless_restart_is_given(case: Case, tmp_path: Path) -> None:
+    heal_draft(case.config(epochs=0.2), case.bank, tmp_path / "first", dump=tmp_path / "dump")
+    before = tree_bytes(tmp_path)
+    with pytest.raises(PlanMismatch, match=r"dump: holds work of another plan.*\n  heal\.lr: "):
+        heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "second", dump=tmp_path / "dump")
+    assert tree_bytes(tmp_path) == before
+    heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "second", dump=tmp_path / "dump", restart=True)
+    assert tree_bytes(tmp_path / "dump") != {}
+
+
+def test_restart_deletes_no_copy_that_is_read(case: Case, tmp_path: Path) -> None:
+    """What an earlier healing wrote, and --restart would throw away, may be the model or the first draft of this one."""
+    heal_draft(case.config(epochs=0.2, also=(("bf16", str(tmp_path / "copy")),)), case.bank, tmp_path / "out")
+    before = tree_bytes(tmp_path)
+    with pytest.raises(InputError, match=r"--restart deletes the copy .*copy: input and output are the same"):
+        heal_draft(case.config(epochs=0.2, draft_from=str(tmp_path / "copy")), case.bank, tmp_path / "out", restart=True)
+    assert tree_bytes(tmp_path) == before
+
+
 def test_rounds_are_trained_and_counted_as_a_server_runs_them(case: Case, tmp_path: Path) -> None:
     report = heal_draft(case.config(stride=4), case.bank, tmp_path / "out")
     assert report["after"]["score"] > report["before"]["score"] + 0.1

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from arrowbank import (
+    ExportConfig,
     ProbesConfig,
     SelectConfig,
     TokenizeConfig,
     build_in2,
     build_probes,
+    export,
     merge_banks,
     open_bank,
     select_rows,
@@ -23,6 +25,7 @@ from arrowbank import (
 )
 from arrowbank.bank.places import require_separate
 from arrowbank.cli import main
+from arrowbank.demo import write_episodes
 from arrowbank.errors import InputError
 from tests import arms, dumps, tiny, trunk_banks
 from tests.target_banks import make_target_bank
@@ -360,3 +363,187 @@ def test_addresses_are_no_places_here_but_for_folders_of_this_machine(tmp_path: 
     )
     with pytest.raises(InputError, match="are the same"):
         require_separate([("--out", tmp_path / "out")], [("BANK", f"file://{tmp_path}/out")])
+
+
+# --restart
+
+
+def a_cache(folder: Path) -> None:
+    export(ExportConfig(format="deepspec"), "targets", folder)
+
+
+def an_export(folder: Path) -> None:
+    export(ExportConfig(format="npy"), "router/features", folder)
+
+
+def a_healing(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps({"digest": "0" * 64, "recipe": {"lr": 1}}))
+    (folder / "state.safetensors").write_bytes(b"days of training")
+
+
+def strangers(folder: Path) -> None:
+    """Files that look like arrowbank's to a careless eye, or that a careless sweep would take."""
+    (folder / "journal" / "work").mkdir(parents=True)
+    for name in (
+        "thesis.tex",
+        "README.md",
+        ".thesis.tex.tmp",
+        ".thesis.99999999.tmp",
+        "journal/2024.json",
+        "journal/work/notes.md",
+    ):
+        (folder / name).write_text("years of work")
+
+
+def a_diary(folder: Path) -> None:
+    (folder / "journal").mkdir(parents=True)
+    (folder / "journal" / "2024.json").write_text("[]")
+
+
+def a_site(folder: Path) -> None:
+    """A web application's folder: its manifest.json is another one."""
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"name": "app", "icons": []}))
+
+
+# what is in the folder, by name: a folder of the world that is copied, or what makes it
+THERE: dict[str, str | Callable[[Path], None]] = {
+    "texts": "router/texts",
+    "tokens": "router/tokens",
+    "features": "router/features",
+    "in2": "arm",
+    "in2-probes": "probes",
+    "targets": "targets",
+    "trunk": "trunk",
+    "a model": "model",
+    "sources": "episodes",
+    "deepspec": a_cache,
+    "npy": an_export,
+    "a healing": a_healing,
+    "a stranger's": strangers,
+    "a diary": a_diary,
+    "a site": a_site,
+}
+WRITES = {
+    "scan": "texts",
+    "tokenize": "tokens",
+    "encode": "features",
+    "merge": "features",
+    "select": "features",
+    "select tokens": "tokens",
+    "targets import": "targets",
+    "targets import --to": "deepspec",
+    "targets capture": "targets",
+    "in2 build": "in2",
+    "in2 probes": "in2-probes",
+    "in2 score": "scores",
+    "trunk build": "trunk",
+    "heal": "nothing",
+    "heal --also": "nothing",
+    "heal --dump": "drafts",
+    "export npy": "npy",
+    "export parquet": "parquet",
+    "export raw": "raw",
+    "export deepspec": "deepspec",
+    "pull": "tokens",
+    "push": "tokens",
+}
+
+
+# commands of VERBS that would be refused for another reason before they look at the folder, as they are refused for the folder alone
+RUNS = {
+    "encode": "encode router/tokens --model model --device cpu --out {out} --restart",
+    "targets capture": "targets capture --model model --data rows.jsonl --layers 0 --min-loss-tokens 1 --device cpu --out {out} --restart",
+    "trunk build": "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --device cpu --out {out} --restart",
+}
+# a refusal is for the folder where it says one of these
+FOR_THE_FOLDER = (
+    *(
+        "this command writes one of",
+        "expected a bank of",
+        "holds another bank",
+        "holds a bank of",
+        "expected this bank or nothing",
+    ),
+    *("is no part of this format", "holds another export", "of which there is no record", "is there already and not empty"),
+    *("expected the work of a healing or nothing", "holds the work of another healing"),
+)
+
+
+@pytest.fixture(scope="module")
+def there(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind of THERE, by its name."""
+    made = {}
+    for name, source in THERE.items():
+        made[name] = tmp_path_factory.mktemp("there") / "folder"
+        if callable(source):
+            source(made[name])
+        else:
+            shutil.copytree(world / source, made[name])
+    return made
+
+
+@pytest.mark.parametrize("verb", WRITES)
+def test_restart_deletes_only_what_is_of_the_kind_being_written(
+    world: Path, there: dict[str, Path], capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    kinds = ("texts", "tokens", "features", "in2", "in2-probes", "targets", "trunk")
+    for name, folder in there.items():
+        if WRITES[verb] == name or (
+            verb == "push" and not (folder / "state.json").exists()
+        ):  # it puts a bank beside other files
+            continue
+        before = everything(folder)
+        capsys.readouterr()
+        for restart in (True, False):
+            words = RUNS.get(verb, VERBS[verb][0]).format(out=folder, world=world).split()
+            argv = [part for part in words if restart or part != "--restart"]
+            code, said = main(argv), capsys.readouterr().err
+            assert code == 2, (name, said)
+            assert everything(folder) == before, name
+            assert any(reason in said for reason in FOR_THE_FOLDER), (name, said)
+            if WRITES[verb] in kinds and verb not in ("pull", "push"):  # it says what it has found
+                found = {
+                    "a model": "a model",
+                    "deepspec": "an export",
+                    "npy": "an export",
+                    "a healing": "the state of a healing",
+                }
+                assert found.get(name, f"a bank of {name}" if name in kinds else "") in said, (name, said)
+
+
+@pytest.mark.parametrize("name", ["a model", "sources", "a stranger's", "a diary", "a site", "targets", "npy"])
+def test_the_state_of_a_healing_is_put_into_no_other_folder(
+    world: Path, there: dict[str, Path], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(there[name], tmp_path / "out.heal")
+    before = everything(tmp_path)
+    argv = ["heal", "--trunk", "trunk", "--model", "model", "--out", str(tmp_path / "out")]
+    for extra in ([], ["--restart"]):
+        assert main([*argv, *extra]) == 2
+        assert "out.heal: holds" in (said := capsys.readouterr().err), said
+        assert everything(tmp_path) == before
+
+
+def test_the_texts_of_a_selection_and_the_taps_of_a_trunk_bank_are_of_their_kind(
+    world: Path, there: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in ("-texts", "-taps"):
+        shutil.copytree(there["features"], tmp_path / f"out{suffix}")
+    before = everything(tmp_path / "out-texts"), everything(tmp_path / "out-taps")
+    assert main(["select", "router/tokens", "--limit", "2", "--out", str(tmp_path / "out"), "--restart"]) == 2
+    argv = (
+        "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --taps 0 --device cpu --restart --out"
+    )
+    assert main([*argv.split(), str(tmp_path / "out")]) == 2
+    assert (everything(tmp_path / "out-texts"), everything(tmp_path / "out-taps")) == before
+    assert "holds a bank of features, this command writes one of taps" in capsys.readouterr().err
+
+
+def test_the_demo_overwrites_no_episodes(tmp_path: Path) -> None:
+    (tmp_path / "episodes").mkdir()
+    (tmp_path / "episodes" / "eval.jsonl").write_text('{"query": "mine"}\n')
+    with pytest.raises(InputError, match=r"holds other episodes than the demo would write \(found 18 bytes"):
+        write_episodes(tmp_path / "episodes", 5)
+    assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["eval.jsonl"]

@@ -5,6 +5,7 @@ Nothing here writes. A writer looks before it makes its lock, so that a folder t
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from pathlib import Path
 
 from arrowbank.bank.manifest import FORMAT, JOURNAL, MANIFEST, STATE, readable_json
@@ -12,6 +13,7 @@ from arrowbank.bank.manifest import FORMAT, JOURNAL, MANIFEST, STATE, readable_j
 # a file that tells what a folder is, and the words for it; the first one that is there counts
 SIGNS = (
     ("arrowbank-export.json", "an export"),
+    (".arrowbank/arrowbank-export.json", "an export"),
     ("arrowbank.json", "an export"),
     ("samples.idx", "a DeepSpec cache"),
     ("scores.json", "scores of IN2 probes"),
@@ -23,6 +25,15 @@ SIGNS = (
     (f"texts/{MANIFEST}", "a folder of `arrowbank build`"),
 )
 NAMED = 3
+
+
+class Next(Enum):
+    """What a writer does with what its folder holds."""
+
+    RESUME = auto()  # keep what has receipts, if anything is there
+    CLEAR = auto()  # delete the old work and begin anew
+    CHECK = auto()  # it is complete
+    COMMIT = auto()  # only the commit is missing
 
 
 def visible(folder: Path) -> set[str]:

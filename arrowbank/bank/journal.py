@@ -112,10 +112,6 @@ class Journal:
         """Whether nothing finished is noted here, readable or not, and nothing that a pull has fetched is kept."""
         return not any(self.folder.glob("*.json")) and not any(self.parts_dir.glob("*"))
 
-    def has_others(self) -> bool:
-        """Whether there are receipts of another plan."""
-        return any(receipt.plan_digest != self.plan_digest for receipt in self.receipts())
-
     def sweep(self, *inside: str) -> None:
         """Remove what killed writers left half-written, here, in the bank, and in its folders `inside`; in no other folder, and never
         through a link to one."""

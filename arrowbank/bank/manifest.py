@@ -24,7 +24,8 @@ from arrowbank.bank.names import check_names, check_places
 from arrowbank.bank.refusals import naming
 from arrowbank.errors import CorruptBank, InputError
 
-FORMAT = "arrowbank/1"
+FAMILY = "arrowbank/"  # what the format of a bank of any version begins with
+FORMAT = f"{FAMILY}1"
 MANIFEST = "manifest.json"
 STATE = "state.json"
 INFO = "dataset_info.json"

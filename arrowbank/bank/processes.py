@@ -23,7 +23,8 @@ ABANDONED_S = 24 * 3600.0  # a temporary of a process that cannot be asked about
 _TEMPORARY = re.compile(
     r".*\.(?P<host>[A-Za-z0-9]*)-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{8}\.tmp", re.DOTALL
 )
-_EARLIER = re.compile(r".*\.(?P<pid>\d+)(-[0-9a-f]{8})?\.tmp", re.DOTALL)  # of earlier versions, without a host
+# of earlier versions, without a host: of any file, and of a shard that was linked; other programs write `.NAME.PID.tmp`, too
+_EARLIER = re.compile(r"(?:.*\.(?P<pid>\d+)-[0-9a-f]{8}|\.data-\d+\.arrow\.(?P<linked>\d+))\.tmp", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def is_left_behind(temporary: Path) -> bool:
     if found := _TEMPORARY.fullmatch(temporary.name):
         ended = has_ended(Process(found["host"], found["machine"], int(found["pid"]), int(found["started"])))
     elif found := _EARLIER.fullmatch(temporary.name):
-        ended = None if _exists(int(found["pid"])) else True
+        ended = None if _exists(int(found["pid"] or found["linked"])) else True
     else:
         return False  # a name of no writer
     if ended is None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,11 +32,12 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
-from arrowbank.bank.found import in_words, is_bare_journal, visible
+from arrowbank.bank.found import Next, in_words, is_bare_journal, visible
 from arrowbank.bank.journal import Journal, append_log
 from arrowbank.bank.locks import FolderLock, waiting_lock
 from arrowbank.bank.manifest import (
     CARD,
+    FAMILY,
     FORMAT,
     INFO,
     JOURNAL,
@@ -62,15 +62,6 @@ from arrowbank.bank.names import UnsafeName, refuse_links
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
-
-
-class _Next(Enum):
-    """What a writer does with what its folder holds."""
-
-    RESUME = auto()  # keep what has receipts, if anything is there
-    CLEAR = auto()  # delete the bank and begin anew
-    CHECK = auto()  # it is committed
-    COMMIT = auto()  # only the commit is missing
 
 
 @dataclass(frozen=True)
@@ -161,20 +152,22 @@ class BankWriter:
         """Raise what entering raises for what the folder holds. Nothing is changed."""
         self._look()
 
-    def _look(self) -> tuple[_Next, Manifest]:
+    def _look(self) -> tuple[Next, Manifest]:
         """What is to be done with what the folder holds, and its manifest."""
         refuse_address(self.folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder}: is a file. Give a folder for the bank.")
         names = visible(self.folder)
         refuse_links(self._journal.folder)
-        if MANIFEST not in names:
+        stated = readable_json(self.folder / MANIFEST) if MANIFEST in names else None
+        foreign = stated is not None and not (isinstance(stated, dict) and str(stated.get("format")).startswith(FAMILY))
+        if MANIFEST not in names or foreign:
             if names - {JOURNAL} or not is_bare_journal(self.folder):
                 raise InputError(
                     f"{self.folder}: holds {in_words(self.folder)}, expected a bank of {self.kind} or nothing. Give a new or empty "
                     "folder; this one was left as it is."
                 )
-            return _Next.RESUME, {}
+            return Next.RESUME, {}
         try:
             found = read_manifest(self.folder)
         except UnsafeName:  # a folder to be left alone, whatever is asked for
@@ -188,16 +181,16 @@ class BankWriter:
                 {"kind": (found["kind"], self.kind)},
             )
         if self._restart:
-            return _Next.CLEAR, found
+            return Next.CLEAR, found
         if found["plan_digest"] != self.plan_digest:
             if self._worker is not None or self._has_work(names):
                 raise self._mismatch(found)
-            return _Next.CLEAR, found
+            return Next.CLEAR, found
         if not found["complete"]:
-            return _Next.RESUME, found
-        return _Next.CHECK if self._has_its_state(found) else _Next.COMMIT, found
+            return Next.RESUME, found
+        return Next.CHECK if self._has_its_state(found) else Next.COMMIT, found
 
-    def _look_without_manifest(self, names: set[str], error: CorruptBank) -> _Next:
+    def _look_without_manifest(self, names: set[str], error: CorruptBank) -> Next:
         """What is to be done where a power cut has left the manifest empty or cut: a bank of this very plan is known by its receipts
         and its commit. `error` is raised where nothing says whose the files are."""
         digests = {receipt.plan_digest[:16] for receipt in self._journal.receipts()}
@@ -205,10 +198,10 @@ class BankWriter:
         if isinstance(state, dict):
             digests.add(str(state.get("_fingerprint")))
         if digests == {self.plan_digest[:16]}:
-            return _Next.CLEAR if self._restart else _Next.RESUME
+            return Next.CLEAR if self._restart else Next.RESUME
         begun = not (self.folder / MANIFEST).stat().st_size or bool(names & {JOURNAL, LOG})
         if begun and not digests and not self._has_work(names):
-            return _Next.RESUME
+            return Next.RESUME
         raise CorruptBank(
             f"{error} Nothing else in the folder says that it is this bank, so it was left as it is, also under --restart. Restore "
             f"{MANIFEST} from a copy, give another folder, or remove this one yourself."
@@ -253,11 +246,11 @@ class BankWriter:
         step, found = self._look()
         if self._worker is None:
             self._journal.sweep()
-        if step is _Next.CLEAR:
+        if step is Next.CLEAR:
             self._clear(found)
-        elif step is _Next.CHECK:
+        elif step is Next.CHECK:
             self._open_committed(found)
-        elif step is _Next.COMMIT:
+        elif step is Next.COMMIT:
             self._commit_again(found)
         else:
             # each worker of a job array would read every shard of the others: it checks sizes only

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from arrowbank.bank.files import publish_bytes, publish_json, refuse_address, sweep_temporaries
-from arrowbank.bank.found import in_words, visible
+from arrowbank.bank.found import in_words, is_bare_journal, visible
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, differing_fields, plan_digest, readable_json
 from arrowbank.bank.manifest import STATE as COMMIT
@@ -100,6 +100,8 @@ def heal_draft(
         rows_bank.check()  # before anything takes long
     if (done := _finished(work, plan, dump, restart=restart)) is not None:
         progress.message(f"{out}: already complete, nothing to do")
+        if readable_json(work / PLAN) is None:  # a power cut took it
+            publish_json(work / PLAN, {"digest": plan, "recipe": recipe})
         return done
     replaceable = {_found_plan(work)}  # copies that a run of the work that lies there has written
     if (work / PLAN).exists() and readable_json(work / PLAN) is None:
@@ -304,7 +306,8 @@ def _refuse_other_work(work: Path, recipe: Mapping[str, Any], *, restart: bool) 
         raise InputError(f"{work}: is a file, expected the folder of a healing. Give another --out.")
     names, found, plan = visible(work), readable_json(work / PLAN), plan_digest(KIND, recipe)
     damaged = found is None and (work / PLAN).exists()  # as a power cut leaves it
-    if names - (OWN_NAMES if damaged else {JOURNAL}) and not _is_plan(found):
+    strange = names - (OWN_NAMES if damaged else {JOURNAL}) or not (damaged or is_bare_journal(work))
+    if strange and not _is_plan(found):
         raise InputError(
             f"{work}: holds {in_words(work)}, expected the work of a healing or nothing. Give another --out; this folder was left as "
             "it is."
