@@ -4,7 +4,7 @@
         max_tokens: Count = 256                # Annotated[int, Range(least=1)]
         on_long: Literal["truncate", "error"] = "truncate"
 
-    TokenizeConfig(max_tokens="256")           # InputError: TokenizeConfig: max_tokens is '256' (str); expected …
+    TokenizeConfig(max_tokens="256")           # InputError: TokenizeConfig: max_tokens is '256'; expected a whole number, …
 
 What an annotation says is the one rule: types, bounds and choices need no code of their own. Values that mean the same are
 stored in one form (a NumPy integer as an int, a list as a tuple, a path as a str where the annotation is `Place`).
@@ -20,8 +20,10 @@ import inspect
 import math
 import numbers
 import os
+import reprlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -29,6 +31,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 from arrowbank.errors import InputError
 
 SHOWN = 60  # characters of a value in a message
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = SHOWN
 LISTS = (list, Sequence, Iterable)
 NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number", Path: "a path", type(None): "None"}
 
@@ -136,6 +140,16 @@ def refuse_unread(mode: str, options: Any = None, names: Iterable[str] = (), **l
         raise InputError(f"{flag}{field}: has no effect with {mode}: leave {flag} out.")
 
 
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def hints_of(what: Any) -> dict[str, Any]:
+    """The annotations of a class or function, resolved once."""
+    if what not in _HINTS:
+        _HINTS[what] = get_type_hints(what, include_extras=True)
+    return _HINTS[what]
+
+
 def _has_settings(hint: Any) -> bool:
     """Whether values are, or hold, objects of options: they have no option of their own."""
     kinds = [hint, *get_args(hint)]
@@ -145,16 +159,6 @@ def _has_settings(hint: Any) -> bool:
 def flag_of(name: str, hint: Any = None) -> str:
     """The option of the field `name` on the command line."""
     return next((mark.name for mark in _marks(hint) if isinstance(mark, Flag)), f"--{name.replace('_', '-')}")
-
-
-_HINTS: dict[Any, dict[str, Any]] = {}
-
-
-def hints_of(what: Any) -> dict[str, Any]:
-    """The annotations of a class or function, resolved once."""
-    if what not in _HINTS:
-        _HINTS[what] = get_type_hints(what, include_extras=True)
-    return _HINTS[what]
 
 
 def _marks(hint: Any) -> Iterator[Any]:
@@ -206,7 +210,9 @@ def _marked(value: Any, hint: Any) -> Any:
     try:
         value = _taken(value, inner)
     except _Unfit as unfit:
-        raise _Unfit(unfit.found, unfit.expected if unfit.inside else _words(hint), unfit.inside, unfit.remedy) from None
+        if unfit.inside or unfit.near:
+            raise
+        raise _Unfit(unfit.found, _words(hint), remedy=unfit.remedy) from None
     for mark in marks:
         if isinstance(mark, Range) and value is not None and value not in mark:
             raise _Unfit(given, str(mark), near=True)
@@ -260,23 +266,25 @@ def _inside(value: Any, hint: Any, at: int) -> Any:
 
 
 def _bool(value: Any) -> bool:
-    kind = type(value)
-    if (
-        kind is bool or kind.__name__ == "bool_" or (kind.__module__, kind.__name__) == ("numpy", "bool")
-    ):  # of NumPy 1, and of 2
+    if type(value).__name__ in ("bool", "bool_"):  # Python's and NumPy's, whose name depends on its version
         return bool(value)
     raise _Unfit(value, NAMES[bool])
 
 
 def _int(value: Any) -> int:
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
+        number = int(value)
+        if -(1 << 63) <= number < 1 << 63:
+            return number
+        raise _Unfit(value, "a whole number of 64 bits", near=True)
     raise _Unfit(value, NAMES[int])
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # a whole number past all floats
+            if math.isfinite(value):
+                return float(value)
     raise _Unfit(value, NAMES[float])
 
 
@@ -333,6 +341,8 @@ def _call(kind: type) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    short = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    try:
+        short = _SHORT.repr(value)
+    except (ValueError, RecursionError):  # a whole number of more digits than Python writes out, a list within itself
+        short = "…"
     return short if value is None or type(value) in (bool, int, float, str) else f"{short} ({type(value).__name__})"

@@ -30,7 +30,8 @@ class FeatureDataset(Dataset[torch.Tensor]):
     A DataLoader fetches whole batches through `__getitems__`.
     """
 
-    def __init__(self, folder: str | Path, expect: dict[str, Any] | None = None) -> None:
+    @checked
+    def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
         self.bank = open_features(folder, expect)
 
     def __len__(self) -> int:
@@ -52,6 +53,7 @@ class TargetDataset(Dataset[Row]):
     with K = S; in a bank of supervised spans also hidden_positions [K] int64, the tokens that hidden states belong to.
     """
 
+    @checked
     def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
         self.bank = open_target_bank(folder, expect)
 

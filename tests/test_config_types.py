@@ -219,6 +219,14 @@ def test_any_value_is_taken_or_refused_by_name(place: tuple[type, str], value: A
         assert type(getattr(made(kind, **{name: value}), name)) in (int, tuple, type(None))
 
 
+@pytest.mark.parametrize("value", [10**5000, [10**5000], "x" * 10_000, list(range(10**6))], ids=lambda value: str(type(value)))
+def test_a_huge_value_is_said_in_short(value: Any) -> None:
+    for kind, name in ((HealConfig, "lr"), (PushConfig, "public"), (TokenizeConfig, "max_tokens")):
+        with pytest.raises(InputError, match=f"{name} is ") as error:
+            made(kind, **{name: value})
+        assert len(str(error.value)) < 250
+
+
 # functions
 
 
@@ -233,6 +241,7 @@ def test_one_text_is_one_text_and_not_its_characters(bank: Any) -> None:
     assert bank.vectors("ducks").shape == (1, 8)
     assert bank.rows(iter(["c", "u"])).tolist() == [3, 2]
     assert bank.rows(np.array(["c", "u"])).tolist() == [3, 2]
+    assert bank.slice(0, 2, "text").column_names == ["text"]
 
 
 @pytest.mark.parametrize("texts", [None, 3, b"ducks", ["ducks", None], [b"ducks"], {"ducks": 1}, [["ducks"]], object], ids=repr)
@@ -276,6 +285,8 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "open_bank: folder": lambda out: arrowbank.open_bank(3),  # type: ignore[arg-type]
     "open_bank: expect": lambda out: arrowbank.open_bank(out, "max_tokens"),  # type: ignore[arg-type]
     "verify: quick": lambda out: arrowbank.verify(out, quick="yes"),  # type: ignore[arg-type]
+    "FeatureDataset.__init__: expect": lambda out: arrowbank.FeatureDataset(out, "max_tokens"),  # type: ignore[arg-type]
+    "TargetDataset.__init__: folder": lambda out: arrowbank.TargetDataset(3),  # type: ignore[arg-type]
     "compare: a": lambda out: arrowbank.compare(None, out),  # type: ignore[arg-type]
     "push: config": lambda out: arrowbank.push(out, "org/name", {"public": True}),  # type: ignore[arg-type]
     "pull: revision": lambda out: arrowbank.pull("org/name", out, revision=3),  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from arrowbank.bank.manifest_checks import check_info, check_manifest, check_sta
 from arrowbank.bank.shardfile import check_values, map_shard
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
 from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     import datasets
@@ -137,6 +138,7 @@ class Bank:
             self._check(index, [column])
         return [batch.column(column) for batch in self._batches]
 
+    @checked
     def slice(self, start: int, stop: int, columns: list[str] | None = None) -> pa.Table:
         """Rows start … stop − 1 as a zero-copy table of `columns` (all). CorruptBank as in `shard`."""
         batches = []

@@ -23,6 +23,7 @@ from arrowbank.bank.manifest import Manifest, canonical_json
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.bank.shardfile import require_same_lengths
 from arrowbank.errors import InputError
+from arrowbank.settings import checked
 
 KIND = "targets"
 Norm = Literal["post", "pre", "unknown"]
@@ -251,6 +252,7 @@ def manifest_of(facts: TargetFacts) -> dict[str, Any]:
     }
 
 
+@checked
 def open_target_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetBank:
     """Open a committed target bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
     path, manifest, commit = open_committed(folder, expect)
