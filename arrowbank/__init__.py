@@ -15,98 +15,98 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from arrowbank.auditing import AuditConfig, audit
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.trunk import open_trunk
-    from arrowbank.building import BuildConfig, build
-    from arrowbank.comparison import Comparison, compare
-    from arrowbank.corpus.scan import ScanConfig, scan
-    from arrowbank.corpus.tokenize import TokenizeConfig, tokenize
-    from arrowbank.encoding import EncodeConfig, RunOptions, encode
-    from arrowbank.encoding.estimate import Estimate, estimate
-    from arrowbank.exporting import ExportConfig, export
-    from arrowbank.heal.config import HealConfig
-    from arrowbank.heal.healing import heal_draft
-    from arrowbank.hub.pulling import pull
-    from arrowbank.hub.pushing import PushConfig, push
-    from arrowbank.in2.building import build_in2
+    from arrowbank.combine.merge import merge_banks
+    from arrowbank.combine.select import SelectConfig, select_rows
+    from arrowbank.engine.plan import BatchRules
+    from arrowbank.features.audit import Audit, AuditConfig, audit
+    from arrowbank.features.build import BuildConfig, build
+    from arrowbank.features.compare import Comparison, compare
+    from arrowbank.features.config import EncodeConfig, RunOptions
+    from arrowbank.features.encode import encode
+    from arrowbank.features.estimate import Estimate, estimate
+    from arrowbank.features.scan import ScanConfig, scan
+    from arrowbank.features.search import Hit, SearchConfig, Searcher
+    from arrowbank.features.tokenize import TokenizeConfig, tokenize
+    from arrowbank.formats.registry import ExportConfig, export
+    from arrowbank.in2.build import build_in2
     from arrowbank.in2.config import In2Config
-    from arrowbank.in2.gate import verify_in2
     from arrowbank.in2.probes import ProbesConfig, build_probes
-    from arrowbank.in2.scoring import ScoreConfig, score_probes
-    from arrowbank.joining.merging import merge_banks
-    from arrowbank.joining.selecting import SelectConfig, select_rows
-    from arrowbank.leakage import Audit
+    from arrowbank.in2.score import ScoreConfig, score_probes
+    from arrowbank.in2.verify import verify_in2
     from arrowbank.models import ModelConfig
-    from arrowbank.plan import BatchRules
+    from arrowbank.mtp.heal import heal_draft
+    from arrowbank.mtp.heal_config import HealConfig
+    from arrowbank.mtp.trunk_build import build_trunk
+    from arrowbank.mtp.trunk_plan import TrunkConfig, TrunkData
     from arrowbank.report import ReportConfig, write_report
-    from arrowbank.searching import Hit, SearchConfig, Searcher
-    from arrowbank.targets.capturing import CaptureConfig, capture
-    from arrowbank.targets.importing import ImportConfig, import_targets, import_to_deepspec
+    from arrowbank.report.verify import verify
+    from arrowbank.share.pull import pull
+    from arrowbank.share.push import PushConfig, push
+    from arrowbank.targets.capture import CaptureConfig, capture
+    from arrowbank.targets.importer import ImportConfig, import_targets, import_to_deepspec
     from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
-    from arrowbank.trunk.building import build_trunk
-    from arrowbank.trunk.planning import TrunkConfig, TrunkData
-    from arrowbank.verifying import verify
 
 _HOME = {
-    "Audit": "leakage",
-    "AuditConfig": "auditing",
+    "Audit": "features.audit",
+    "AuditConfig": "features.audit",
     "Bank": "bank",
-    "BatchRules": "plan",
-    "BuildConfig": "building",
-    "CaptureConfig": "targets.capturing",
+    "BatchRules": "engine.plan",
+    "BuildConfig": "features.build",
+    "CaptureConfig": "targets.capture",
     "Check": "bank.checks",
-    "Comparison": "comparison",
-    "EncodeConfig": "encoding",
-    "Estimate": "encoding.estimate",
-    "ExportConfig": "exporting",
+    "Comparison": "features.compare",
+    "EncodeConfig": "features.config",
+    "Estimate": "features.estimate",
+    "ExportConfig": "formats.registry",
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
-    "HealConfig": "heal.config",
-    "Hit": "searching",
-    "ImportConfig": "targets.importing",
+    "HealConfig": "mtp.heal_config",
+    "Hit": "features.search",
+    "ImportConfig": "targets.importer",
     "In2Config": "in2.config",
     "ModelConfig": "models",
     "ProbesConfig": "in2.probes",
-    "PushConfig": "hub.pushing",
+    "PushConfig": "share.push",
     "ReportConfig": "report",
-    "RunOptions": "encoding",
-    "ScanConfig": "corpus.scan",
-    "ScoreConfig": "in2.scoring",
-    "SearchConfig": "searching",
-    "Searcher": "searching",
-    "SelectConfig": "joining.selecting",
+    "RunOptions": "features.config",
+    "ScanConfig": "features.scan",
+    "ScoreConfig": "in2.score",
+    "SearchConfig": "features.search",
+    "Searcher": "features.search",
+    "SelectConfig": "combine.select",
     "TargetDataset": "trainer",
-    "TokenizeConfig": "corpus.tokenize",
-    "TrunkConfig": "trunk.planning",
-    "TrunkData": "trunk.planning",
-    "audit": "auditing",
-    "build": "building",
-    "build_in2": "in2.building",
+    "TokenizeConfig": "features.tokenize",
+    "TrunkConfig": "mtp.trunk_plan",
+    "TrunkData": "mtp.trunk_plan",
+    "audit": "features.audit",
+    "build": "features.build",
+    "build_in2": "in2.build",
     "build_probes": "in2.probes",
-    "build_trunk": "trunk.building",
-    "capture": "targets.capturing",
+    "build_trunk": "mtp.trunk_build",
+    "capture": "targets.capture",
     "collate_targets": "trainer",
-    "compare": "comparison",
-    "encode": "encoding",
-    "estimate": "encoding.estimate",
-    "export": "exporting",
-    "heal_draft": "heal.healing",
-    "import_targets": "targets.importing",
-    "import_to_deepspec": "targets.importing",
-    "merge_banks": "joining.merging",
+    "compare": "features.compare",
+    "encode": "features.encode",
+    "estimate": "features.estimate",
+    "export": "formats.registry",
+    "heal_draft": "mtp.heal",
+    "import_targets": "targets.importer",
+    "import_to_deepspec": "targets.importer",
+    "merge_banks": "combine.merge",
     "open_bank": "bank",
     "open_targets": "trainer",
     "open_trunk": "bank.trunk",
-    "pull": "hub.pulling",
-    "push": "hub.pushing",
-    "scan": "corpus.scan",
-    "score_probes": "in2.scoring",
-    "select_rows": "joining.selecting",
-    "tokenize": "corpus.tokenize",
-    "verify": "verifying",
-    "verify_in2": "in2.gate",
+    "pull": "share.pull",
+    "push": "share.push",
+    "scan": "features.scan",
+    "score_probes": "in2.score",
+    "select_rows": "combine.select",
+    "tokenize": "features.tokenize",
+    "verify": "report.verify",
+    "verify_in2": "in2.verify",
     "write_report": "report",
 }
 

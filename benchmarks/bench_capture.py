@@ -24,17 +24,15 @@ from torch import nn
 
 from arrowbank import CaptureConfig, ModelConfig
 from arrowbank.bank import BankWriter
-from arrowbank.bank.target_shards import target_shards
-from arrowbank.engine.crew import Job
-from arrowbank.engine.here import run_here
+from arrowbank.engine.plan import batches, gather
+from arrowbank.engine.pool import Job, run_here
+from arrowbank.models.device import quiet
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
-from arrowbank.models.quiet import quiet
 from arrowbank.models.taps import TapReader
-from arrowbank.plan import batches, gather
-from arrowbank.targets.captured import CaptureJob, ShardCapturer
-from arrowbank.targets.capturing import CapturePlan
+from arrowbank.targets.capture import CaptureJob, CapturePlan, ShardCapturer
 from arrowbank.targets.rows import PreparedRows, prepare
+from arrowbank.targets.shards import target_shards
 from benchmarks.turns import best_seconds, tokens_row
 
 SEQUENCES = 96

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from arrowbank.engine.plan import BatchRules, batches, gather
 from arrowbank.models import ModelConfig, load_encoder, load_tokenizer
 from arrowbank.models.loading import cpu_has_bfloat16
-from arrowbank.plan import BatchRules, batches, gather
 
 TEXTS = 600
 MAX_TOKENS = 256

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, open_trunk
-from arrowbank.heal.training import Job, Training
-from arrowbank.heal.windows import Windows
-from arrowbank.mtp.loading import init_from_last_block
+from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.draft import step_tokens
+from arrowbank.mtp.load import init_from_last_block
 from arrowbank.mtp.loss import topk_kl
-from arrowbank.mtp.unroll import step_tokens
+from arrowbank.mtp.training import Job, Training
 from benchmarks.turns import best_seconds, tokens_row
 
 STEPS = 3

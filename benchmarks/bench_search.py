@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.features import FeatureBank, open_features
-from arrowbank.bank.indexed import FEW, IndexedRows
-from arrowbank.bank.nearest import nearest
+from arrowbank.features.nearest import nearest
+from arrowbank.features.search import FEW, IndexedRows
 from benchmarks.made_banks import make_feature_bank
 from benchmarks.turns import best_seconds
 
@@ -36,7 +36,7 @@ MEMORY = """
 import json, sys, threading, time
 import numpy as np, torch
 from arrowbank.bank.features import open_features
-from arrowbank.bank.nearest import nearest
+from arrowbank.features.nearest import nearest
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024

@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from arrowbank import TokenizeConfig, tokenize
 from arrowbank.bank import BankWriter
-from arrowbank.demo import minilm
+from arrowbank.cli.demo import minilm
+from arrowbank.engine.plan import SHARD_ROWS
 from arrowbank.models import load_tokenizer
-from arrowbank.plan import SHARD_ROWS
 
 TEXTS = 150_000
 BATCH = 2000

@@ -22,14 +22,13 @@ from torch import nn
 
 from arrowbank import ModelConfig, TrunkConfig, TrunkData
 from arrowbank.bank import BankWriter
-from arrowbank.engine.crew import Job
-from arrowbank.engine.here import run_here
+from arrowbank.engine.pool import Job, run_here
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
-from arrowbank.models.trunk import TrunkReader
-from arrowbank.trunk.building import worker_job
-from arrowbank.trunk.computing import ShardComputer
-from arrowbank.trunk.planning import TrunkPlan
+from arrowbank.mtp.trunk_build import worker_job
+from arrowbank.mtp.trunk_passes import TrunkReader
+from arrowbank.mtp.trunk_plan import TrunkPlan
+from arrowbank.mtp.trunk_shard import ShardComputer
 from benchmarks.bench_capture import save_model
 from benchmarks.turns import best_seconds, tokens_row
 

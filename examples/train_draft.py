@@ -31,7 +31,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from arrowbank import CaptureConfig, ModelConfig, TargetDataset, capture, collate_targets, demo, open_targets
+from arrowbank import CaptureConfig, ModelConfig, TargetDataset, capture, collate_targets, open_targets
+from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, InputError
 

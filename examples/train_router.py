@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from arrowbank import FeatureDataset, build, demo
+from arrowbank import FeatureDataset, build
+from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, InputError
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from arrowbank import BuildConfig, demo
+from arrowbank import BuildConfig
+from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
 

@@ -18,7 +18,7 @@ from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_tru
 from arrowbank.cli.options import pairs
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
-from arrowbank.heal.healing import table
+from arrowbank.mtp.heal import table
 
 CHAIN = 3
 

@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
-from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, demo, heal_draft
+from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft
+from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
-from arrowbank.models.quiet import quiet
-from arrowbank.mtp.loading import load_draft
-from arrowbank.mtp.saving import save_draft
+from arrowbank.models.device import quiet
+from arrowbank.mtp.load import load_draft
+from arrowbank.mtp.save import save_draft
 from arrowbank.progress import SILENT, Progress
 
 END = "<|end|>"

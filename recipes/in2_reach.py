@@ -37,7 +37,7 @@ from arrowbank.bank.columns import fixed_lists
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
 from arrowbank.in2.config import ArmName
-from arrowbank.in2.scoring import lines
+from arrowbank.in2.score import lines
 
 BYTES = 256
 

@@ -133,7 +133,7 @@ class Made:
 
 
 def load_trunk(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    from arrowbank.models.quiet import quiet
+    from arrowbank.models.device import quiet
 
     with quiet():  # transformers says that it leaves the draft's tensors out
         return tf.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
@@ -203,8 +203,8 @@ def _shaken(model: Any) -> Any:
 
 def save_from(source: str, target: str) -> None:
     """A target for tests/kill.py: the draft of `source`, doubled, as a copy of its checkpoint."""
-    from arrowbank.mtp.loading import load_draft
-    from arrowbank.mtp.saving import save_draft
+    from arrowbank.mtp.load import load_draft
+    from arrowbank.mtp.save import save_draft
 
     draft = load_draft(load_trunk(Path(source)), Path(source))
     with torch.no_grad():

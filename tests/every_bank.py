@@ -26,7 +26,7 @@ from arrowbank import (
     select_rows,
     tokenize,
 )
-from arrowbank.plan import BatchRules
+from arrowbank.engine.plan import BatchRules
 from tests import arms, target_banks, tiny, trunk_banks
 from tests.dumps import make_dump
 

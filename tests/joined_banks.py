@@ -15,7 +15,7 @@ from arrowbank import EncodeConfig, encode, open_bank
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import binary_column
 from arrowbank.bank.keys import text_keys
-from arrowbank.plan import BatchRules
+from arrowbank.engine.plan import BatchRules
 from tests import banks
 
 KINDS = ("query", "candidate", "title")

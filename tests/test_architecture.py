@@ -1,6 +1,6 @@
-"""The picture of the layers, and what the package's code never does, as tests.
+"""The picture of the wings, and what the package's code never does, as tests.
 
-cli → stages and what looks at banks (siblings) → mtp → engine, models → plan, bank → errors, progress
+cli → report, share → combine → features, targets, in2, mtp → formats → models → inputs, engine, drawing → bank → errors, progress
 """
 
 from __future__ import annotations
@@ -17,34 +17,30 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "arrowbank"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# each unit of the package may import those of lower layers, never its siblings; what is not listed here is a stage
-LAYERS: dict[str, float] = {
-    "secrets": -1,
-    "errors": 0,
-    "progress": 0,
-    "spawned": 0.5,
-    "settings": 0.5,  # how options are checked
-    "bank": 1,
-    "plan": 1,
-    "shuffle": 1,
-    "leakage": 2,  # what an audit found: one stage writes it, another shows it
-    "engine": 2,
-    "models": 2,
-    "formats": 2,
-    "mtp": 2.5,  # the draft of a model: over models and formats, below the stages that train it
-    "building": 4,  # scan, tokenize and encode in one: the only place beside the command line that knows several stages
-    "auditing": 4,  # reads sources as the scan does
-    "searching": 4,  # tokenizes and encodes a query
-    "verifying": 4,  # knows every kind of folder
-    "demo": 5,
-    "cli": 6,
-    "__main__": 7,
-    "": 8,  # arrowbank/__init__.py names everything, lazily
+# each wing may import what stands below it, and never what stands beside it
+LAYERS: dict[str, int] = {
+    unit: level
+    for level, units in enumerate(
+        [
+            ["secrets"],
+            ["errors", "progress"],
+            ["settings"],
+            ["bank"],
+            ["inputs", "engine", "drawing"],
+            ["models"],
+            ["formats"],
+            ["features", "targets", "in2", "mtp"],
+            ["combine", "trainer"],
+            ["share", "report"],
+            ["cli"],
+            ["__main__"],
+            [""],  # arrowbank/__init__.py names everything, lazily
+        ]
+    )
+    for unit in units
 }
-STAGE = 3
 # the two places that catch everything: an exception inside a check becomes that check's FAIL line; the outer net of the command line
 BROAD = {"bank/checks.py": "attempt", "cli/__init__.py": "_run"}
-FRIENDS = {("bank", "plan"), ("__main__", "")}  # same layer, and one way only
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "matplotlib", "pyarrow", "numpy", "typer", "rich")
 
@@ -72,14 +68,8 @@ def imports_of(path: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield from ((node.lineno, tuple(name.split("."))) for name in names if name.split(".")[0] == "arrowbank")
 
 
-def layer(unit: str) -> float:
-    return LAYERS.get(unit, STAGE)
-
-
-def test_the_layers_exist() -> None:
-    units = {unit_of(module_parts(path)) for path in MODULES}
-    assert set(LAYERS) <= units
-    assert {"corpus", "encoding"} <= units
+def test_the_picture_has_every_wing_and_no_other() -> None:
+    assert {unit_of(module_parts(path)) for path in MODULES} == set(LAYERS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -89,8 +79,8 @@ def test_imports_go_down(path: Path) -> None:
         other = unit_of(parts)
         if other in ("__version__", own) or parts == ("arrowbank",):  # the bare name loads nothing
             continue
-        down = layer(other) < layer(own) or (own, other) in FRIENDS
-        assert down, f"{path}:{line}: {own or 'arrowbank'} (layer {layer(own)}) imports {other} (layer {layer(other)})"
+        down = LAYERS[other] < LAYERS[own] or (own, other) == ("__main__", "")
+        assert down, f"{path}:{line}: {own or 'arrowbank'} imports {other}, which does not stand below it"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

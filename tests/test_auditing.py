@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from arrowbank import Audit, AuditConfig, audit
-from arrowbank.auditing import EXAMPLES
 from arrowbank.bank import FeatureBank
 from arrowbank.cli import main
-from arrowbank.corpus.scan import ScanConfig, read_keys, scan
 from arrowbank.errors import ContractError, InputError
-from arrowbank.leakage import AuditExample, AuditRow
+from arrowbank.features.audit import EXAMPLES, AuditExample, AuditRow
+from arrowbank.features.scan import ScanConfig, read_keys, scan
 from tests.feature_banks import save_features
 
 THRESHOLD = 0.9

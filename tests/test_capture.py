@@ -22,13 +22,13 @@ from arrowbank import CaptureConfig, ModelConfig, capture, open_targets, verify
 from arrowbank.bank.targets import needed_positions, open_target_bank
 from arrowbank.cli import main
 from arrowbank.cli.show import progress_for
+from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ArrowbankError, BadVector, CorruptBank, DiskFull, InputError, PlanMismatch
 from arrowbank.models import describe, load_taps
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import PASS_TOKENS, CpuPasses, DevicePasses
 from arrowbank.models.taps import HiddenStates, Rounded, TapReader, load_taps_reader
-from arrowbank.plan import BatchRules
-from arrowbank.targets.capturing import estimate_capture
+from arrowbank.targets.capture import estimate_capture
 from tests import tiny
 from tests.kill import kill_at, tree_bytes
 from tests.test_models_families import FAMILIES, SLIDING

@@ -36,10 +36,9 @@ from arrowbank import (
 from arrowbank.bank import BankWriter
 from arrowbank.bank.cards import as_code, as_text, card
 from arrowbank.cli import main
-from arrowbank.hub.card import card_text, pushed_card
-from arrowbank.hub.plots import Histogram, Spread, picture_of, png
-from arrowbank.hub.samples import sample_table
 from arrowbank.progress import SILENT
+from arrowbank.share.card import card_text, pushed_card, sample_table
+from arrowbank.share.plots import Histogram, Spread, picture_of, png
 from tests.arms import save_filler
 from tests.banks import WIDTH, make_texts, make_tokens
 from tests.hub_server import Hub

@@ -260,7 +260,7 @@ def test_a_demo_of_nothing_or_nowhere_is_refused_before_it_begins(
     tmp_path: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("arrowbank.demo.minilm", lambda: "model")
+    monkeypatch.setattr("arrowbank.cli.demo.minilm", lambda: "model")
     Path("file").write_text("x")
     assert main(["demo", *argv]) == 2
     assert "arrowbank: " in capsys.readouterr().err

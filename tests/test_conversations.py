@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from arrowbank.errors import InputError
+from arrowbank.inputs.samples import ASSISTANT_TOKENS, GIVEN, ONES_EXCEPT_FIRST, Record, Records
 from arrowbank.models import load_tokenizer
 from arrowbank.targets.conversations import ChatTokenizer, inside
-from arrowbank.targets.records import ASSISTANT_TOKENS, GIVEN, ONES_EXCEPT_FIRST, Record, Records
 from arrowbank.targets.rows import RowCounts, RowMaker, RowRules, TokenRow
 from tests import banks, tiny
 

@@ -18,7 +18,7 @@ from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_ban
 from arrowbank.bank.targets import TargetFacts
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache, plan
-from arrowbank.targets.proof import verify_targets
+from arrowbank.targets.verify import verify_targets
 from tests.dumps import LAYERS, LENGTHS, WIDTH, bits, make_dump
 from tests.kill import tree_bytes
 

@@ -21,12 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer
+from arrowbank.models.device import WidenedLinear, in_flight, widen_linears
 from arrowbank.models.encoder import Encoder, PooledReader
-from arrowbank.models.inflight import in_flight
 from arrowbank.models.loading import cpu_has_bfloat16, load_hidden_states
 from arrowbank.models.passes import PASS_TOKENS, DevicePasses
 from arrowbank.models.pooling import pool
-from arrowbank.models.widened import WidenedLinear, widen_linears
 
 Ids = NDArray[np.int32]
 TEXTS = (

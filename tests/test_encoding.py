@@ -20,7 +20,7 @@ from arrowbank import EncodeConfig, FeatureBank, FeatureDataset, RunOptions, com
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_lists
 from arrowbank.bank.mirror import write_mirror
-from arrowbank.encoding import ENCODING_METHOD, EncodePlan
+from arrowbank.engine.plan import BatchRules, batches
 from arrowbank.errors import (
     BadVector,
     ContractError,
@@ -31,7 +31,8 @@ from arrowbank.errors import (
     PlanMismatch,
     WorkerDied,
 )
-from arrowbank.plan import BatchRules, batches
+from arrowbank.features.config import ENCODING_METHOD
+from arrowbank.features.encode import EncodePlan
 from tests import banks
 from tests.kill import kill_after, kill_at, tree_bytes
 

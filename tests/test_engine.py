@@ -17,9 +17,9 @@ import pytest
 from arrowbank import open_bank
 from arrowbank.bank import BankWriter
 from arrowbank.engine import run
-from arrowbank.engine.crew import WorkerFailed
+from arrowbank.engine.plan import Shard, shard_ranges
+from arrowbank.engine.pool import WorkerFailed
 from arrowbank.errors import BadVector, InputError, WorkerDied
-from arrowbank.plan import Shard, shard_ranges
 from tests.kill import kill_after, tree_bytes
 
 SHARDS = shard_ranges([50], 8)

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from arrowbank import ExportConfig, export, import_targets, open_targets
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
-from arrowbank.exporting import FORMATS
 from arrowbank.formats.modelopt import conversation_ids
+from arrowbank.formats.registry import FORMATS
 from arrowbank.formats.specforge import sample_file
 from tests.kill import kill_at, tree_bytes
 from tests.target_banks import (

@@ -17,7 +17,7 @@ from arrowbank.cli import main
 from arrowbank.cli.first import interrupted, welcome
 from arrowbank.cli.help import table
 from arrowbank.errors import InputError
-from arrowbank.folders import banks_under, describe_any
+from arrowbank.report.folders import banks_under, describe_any
 from tests import arms
 from tests.banks import make_texts, make_tokens
 from tests.dumps import make_dump

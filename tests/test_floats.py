@@ -10,16 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowbank.bank.floats import (
-    E4M3,
-    E5M2,
-    all_finite,
-    bfloat16_bits,
-    float32_of,
-    fp8_decode,
-    fp8_encode,
-    nonfinite,
-)
+from arrowbank.bank.floats import E4M3, E5M2, all_finite, bfloat16_bits, float32_of, fp8_decode, fp8_encode, nonfinite
 
 AWKWARD = [
     0.0,

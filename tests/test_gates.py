@@ -32,10 +32,10 @@ from arrowbank import (
 from arrowbank.bank import BankWriter
 from arrowbank.cli import main
 from arrowbank.errors import NothingChecked
-from arrowbank.heal.healing import Healed, shortcomings
-from arrowbank.heal.measure import Measured
-from arrowbank.leakage import Audit, AuditRow, read_audit, write_audit
+from arrowbank.features.audit import Audit, AuditRow, read_audit, write_audit
 from arrowbank.mtp.acceptance import Acceptance
+from arrowbank.mtp.heal import Healed, shortcomings
+from arrowbank.mtp.measure import Measured
 from tests.arms import build_small, save_filler
 from tests.feature_banks import save_features
 from tests.tiny import save_wordpiece_tokenizer

@@ -27,9 +27,9 @@ from arrowbank import (
     open_bank,
     verify,
 )
-from arrowbank.encoding.drift import measure_drift
+from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ContractError, CorruptBank, InputError, PlanMismatch
-from arrowbank.plan import BatchRules
+from arrowbank.features.grow import measure_drift
 from tests import banks
 from tests.kill import cli, kill_at, tree_bytes
 

@@ -21,14 +21,13 @@ from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_tru
 from arrowbank.bank.locks import FolderLock
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
-from arrowbank.heal.config import HealConfig as Config
-from arrowbank.heal.measure import measure
-from arrowbank.heal.parity import check_conventions
-from arrowbank.heal.training import Job, jobs_of, learning_rate, ordered
-from arrowbank.heal.windows import Windows
-from arrowbank.mtp.loading import init_from_last_block, load_draft
-from arrowbank.mtp.saving import save_draft
-from arrowbank.mtp.trunk import trunk_of
+from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.draft import trunk_of
+from arrowbank.mtp.heal_config import HealConfig as Config
+from arrowbank.mtp.load import init_from_last_block, load_draft
+from arrowbank.mtp.measure import check_conventions, measure
+from arrowbank.mtp.save import save_draft
+from arrowbank.mtp.training import Job, jobs_of, learning_rate, ordered
 from tests import drafts
 from tests.kill import kill_at, tree_bytes
 

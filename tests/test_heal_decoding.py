@@ -16,9 +16,9 @@ import transformers as tf
 from safetensors.torch import load_file
 
 from arrowbank import TrunkData, build_trunk, heal_draft, open_trunk
-from arrowbank.heal.measure import measure
-from arrowbank.heal.windows import Windows
-from arrowbank.mtp.loading import load_draft
+from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.load import load_draft
+from arrowbank.mtp.measure import measure
 from tests import drafts
 from tests.test_capture import one_thread
 from tests.test_heal import WINDOW, Case

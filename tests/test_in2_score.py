@@ -15,8 +15,7 @@ from arrowbank.bank import open_bank
 from arrowbank.cli import main
 from arrowbank.errors import InputError, PlanMismatch
 from arrowbank.in2.probes import ABSENT, NEEDLE, NULL, ProbesConfig, build_probes
-from arrowbank.in2.reach import Trials, curve
-from arrowbank.in2.scoring import ScoreConfig, score_probes
+from arrowbank.in2.score import ScoreConfig, Trials, curve, score_probes
 from arrowbank.models import ModelConfig
 from tests import tiny
 from tests.kill import kill_at, tree_bytes

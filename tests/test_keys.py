@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from arrowbank.bank.columns import ShardedColumn
 from arrowbank.bank.keys import SortedKeys, sorted_keys, text_key, text_keys
-from arrowbank.corpus.keys import KeyTable
+from arrowbank.features.key_table import KeyTable
 
 # few different bytes, so that whole keys, their first words and their first eight bytes all collide
 digests = st.lists(st.lists(st.sampled_from([0, 1, 255]), min_size=5, max_size=5), max_size=60).map(

@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrowbank.errors import InputError
-from arrowbank.mtp.acceptance import (
-    Acceptance,
-    count_chains,
-    count_in_order,
-    count_rounds,
-    nothing,
-    round_offsets,
-    total,
-)
+from arrowbank.mtp.acceptance import Acceptance, count_chains, count_in_order, count_rounds, nothing, round_offsets, total
 
 
 @st.composite

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from arrowbank.errors import InputError
-from arrowbank.mtp.draft import Draft
-from arrowbank.mtp.loading import init_from_last_block, load_draft
-from arrowbank.mtp.unroll import chain, round_steps, rounds, step_tokens
+from arrowbank.mtp.draft import Draft, chain, round_steps, rounds, step_tokens
+from arrowbank.mtp.load import init_from_last_block, load_draft
 from tests import drafts
 from tests.drafts import FAMILIES, LAYERS, H, Made, V
 

@@ -15,11 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from arrowbank.errors import InputError
-from arrowbank.mtp.checkpoint import Checkpoint
-from arrowbank.mtp.codecs import CODECS, NF4_TABLE, decode, encode, is_router
+from arrowbank.mtp.checkpoint import CODECS, NF4_TABLE, Checkpoint, decode, encode, is_router
 from arrowbank.mtp.draft import Draft
-from arrowbank.mtp.loading import init_from_last_block, load_draft
-from arrowbank.mtp.saving import save_draft
+from arrowbank.mtp.load import init_from_last_block, load_draft
+from arrowbank.mtp.save import save_draft
 from tests import drafts, kill
 from tests.drafts import FAMILIES, LAYERS, Made
 

@@ -28,14 +28,14 @@ from arrowbank.formats.deepspec import DeepSpecCache
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.sidecar import HIDDEN_SIDECAR, SIDECAR, sealed, sidecar_bytes
 from arrowbank.formats.speculators import SpeculatorsFolder
-from arrowbank.formats.tokenread import TokenExport
-from arrowbank.heal.healing import _earlier_copies, _locked
+from arrowbank.formats.tokens import TokenExport
 from arrowbank.models import ModelConfig, describe, load_tokenizer, resolve_model
 from arrowbank.mtp.checkpoint import Checkpoint
-from arrowbank.mtp.loading import load_draft
-from arrowbank.mtp.saving import save_draft
+from arrowbank.mtp.heal import _earlier_copies, _locked
+from arrowbank.mtp.load import load_draft
+from arrowbank.mtp.save import save_draft
 from arrowbank.report.healed import tell_healing
-from arrowbank.targets.importing import import_to_deepspec
+from arrowbank.targets.importer import import_to_deepspec
 from tests import arms, drafts
 from tests.dumps import make_dump
 from tests.feature_banks import save_features

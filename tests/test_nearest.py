@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrowbank.bank import FeatureBank
-from arrowbank.bank import nearest as module
-from arrowbank.bank.indexed import IndexedRows
-from arrowbank.bank.nearest import nearest
 from arrowbank.errors import CorruptBank, InputError
+from arrowbank.features import nearest as module
+from arrowbank.features.nearest import nearest
+from arrowbank.features.search import IndexedRows
 from tests.feature_banks import save_features
 
 

@@ -30,14 +30,14 @@ from hypothesis import strategies as st
 from arrowbank import FeatureDataset, ScanConfig, open_bank, scan, verify
 from arrowbank.bank import Bank, FeatureBank
 from arrowbank.bank.checks import Check, run_check
-from arrowbank.bank.npyfile import map_npy
+from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.targets import TargetBank
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
-from arrowbank.formats.lines import numbered_lines
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors
-from arrowbank.targets.rendering import Renderer, TemplateError
+from arrowbank.inputs.lines import numbered_lines
+from arrowbank.targets.chat_template import Renderer, TemplateError
 from tests import every_bank, tiny
 from tests.feature_banks import save_features
 from tests.kill import kill_at

@@ -37,15 +37,15 @@ from arrowbank import (
     verify_in2,
     write_report,
 )
-from arrowbank.auditing import AuditConfig
 from arrowbank.cli import main
 from arrowbank.errors import InputError
+from arrowbank.features.audit import AuditConfig
 from arrowbank.formats.dump import LossMask
-from arrowbank.hub.pushing import PushConfig
+from arrowbank.mtp.trunk_build import estimate_trunk
 from arrowbank.report import ReportConfig
-from arrowbank.targets.capturing import CaptureConfig
-from arrowbank.targets.proof import verify_targets
-from arrowbank.trunk.building import estimate_trunk
+from arrowbank.share.push import PushConfig
+from arrowbank.targets.capture import CaptureConfig
+from arrowbank.targets.verify import verify_targets
 from tests.arms import save_filler, small
 from tests.dumps import make_dump
 from tests.tiny import save_qwen3, save_texts_bank, save_wordpiece_tokenizer, texts
@@ -391,7 +391,7 @@ def test_fields_of_samples_that_a_capture_does_not_read_are_named(place: Path, t
 def test_fields_that_a_trunk_does_not_read_are_named(place: Path, tmp_path: Path) -> None:
     rows = [{"input_ids": [(row + at) % 40 for at in range(30)], "text": "x", "loss_mask": [1]} for row in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    from arrowbank.trunk.planning import TrunkPlan
+    from arrowbank.mtp.trunk_plan import TrunkPlan
 
     config = TrunkConfig(
         model=ModelConfig(model=place / "model", device="cpu"), data=(TrunkData("a", tmp_path / "rows.jsonl"),), **TRUNK_CONFIG

@@ -25,7 +25,7 @@ from arrowbank import (
 )
 from arrowbank.bank.places import require_separate
 from arrowbank.cli import main
-from arrowbank.demo import write_episodes
+from arrowbank.cli.demo import write_episodes
 from arrowbank.errors import InputError
 from tests import arms, dumps, tiny, trunk_banks
 from tests.target_banks import make_target_bank

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arrowbank.engine.plan import BatchRules, batch_counts, batches, gather, rows_a_shard, shard_ranges
 from arrowbank.errors import InputError
-from arrowbank.plan import BatchRules, batch_counts, batches, gather, rows_a_shard, shard_ranges
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=200).map(lambda values: np.array(values, np.int32))
 rules = st.builds(BatchRules, max_batch=st.integers(1, 9), token_budget=st.integers(1, 90))

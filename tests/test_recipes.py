@@ -12,9 +12,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from arrowbank import Searcher, build, demo, open_bank, verify_in2
+from arrowbank import Searcher, build, open_bank, verify_in2
 from arrowbank.bank.verify import verify
-from arrowbank.targets.proof import verify_targets
+from arrowbank.cli import demo
+from arrowbank.targets.verify import verify_targets
 from recipes import deepspec_cache, demo_bank, eagle3_qwen3, in2_16k, router_v5, router_v6
 from tests import tiny
 from tests.dumps import make_dump

@@ -13,17 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from arrowbank.drawing.frame import Table
+from arrowbank.drawing.markup import Markup, Scale, data_script, escape, labels, log_ticks, number, percent, tag, ticks
+from arrowbank.drawing.plots import histogram, shares
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.leakage import read_audit
+from arrowbank.features.audit import read_audit
 from arrowbank.report.atlas import find_neighbours, grouping, project
 from arrowbank.report.build import read_pace
 from arrowbank.report.drafts import entropy
-from arrowbank.report.frame import Table
-from arrowbank.report.markup import Markup, data_script, escape, tag
-from arrowbank.report.plots import histogram, shares
 from arrowbank.report.sampling import spread_rows
-from arrowbank.report.scales import Scale, labels, log_ticks, number, percent, ticks
-from arrowbank.report.writing import ReportConfig
+from arrowbank.report.write import ReportConfig
 from tests.feature_banks import save_features
 
 FINITE = st.floats(-1e12, 1e12, allow_nan=False)

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrowbank import ScanConfig, open_bank, scan, verify
-from arrowbank.corpus.workers import Workers
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch, WorkerDied
+from arrowbank.features.scan_pool import Workers
 from tests.kill import kill_after, kill_at, tree_bytes
 
 EPISODES = [
@@ -320,7 +320,7 @@ def children_scanning() -> list[int]:
             command = (status.parent / "cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
-        if parent == os.getpid() and b"arrowbank.corpus.worker" in command:
+        if parent == os.getpid() and b"arrowbank.features.scan_worker" in command:
             found.append(int(status.parent.name))
     return found
 

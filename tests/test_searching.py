@@ -19,12 +19,11 @@ import pytest
 from arrowbank import BuildConfig, SearchConfig, Searcher, build
 from arrowbank.bank.features import open_features
 from arrowbank.cli import main
-from arrowbank.corpus.scan import ScanConfig
-from arrowbank.corpus.tokenize import TokenizeConfig
-from arrowbank.encoding import EncodeConfig
-from arrowbank.encoding.config import load_custom_encoder
-from arrowbank.encoding.vectors import finish
 from arrowbank.errors import ContractError, InputError
+from arrowbank.features.config import EncodeConfig, load_custom_encoder
+from arrowbank.features.scan import ScanConfig
+from arrowbank.features.tokenize import TokenizeConfig
+from arrowbank.features.vectors import finish
 from arrowbank.models import ModelConfig
 
 ROOT = Path(__file__).parents[1]

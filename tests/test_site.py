@@ -31,7 +31,7 @@ from arrowbank import (
     open_targets,
 )
 from arrowbank.cli import GROUPS, VERBS, app
-from arrowbank.exporting import EVERY_FORMAT
+from arrowbank.formats.registry import EVERY_FORMAT
 from docs import pages_api, pages_cli
 from tests import arms, docpages, tiny
 

@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterato
         patch.syspath_prepend(str(folder))
         patch.setenv("PYTHONPATH", f"{folder}:{docpages.ROOT}")
         patch.setitem(sys.modules, "ray", None)
-        patch.delitem(sys.modules, "arrowbank.engine.ray_crew", raising=False)  # another test may have imported it with Ray
+        patch.delitem(sys.modules, "arrowbank.engine.ray_pool", raising=False)  # another test may have imported it with Ray
         (folder / "Qwen").mkdir()
         (folder / "Qwen" / "Qwen3-4B").symlink_to(tiny_qwen3)
         texts = ("Where does Ada live?", "What does Bob do?", "Who builds boats?")

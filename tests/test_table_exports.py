@@ -14,7 +14,7 @@ from arrowbank import EncodeConfig, ExportConfig, FeatureBank, encode, export, o
 from arrowbank.cli import main
 from arrowbank.cli.targets import FORMATS
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch
-from arrowbank.exporting import EVERY_FORMAT
+from arrowbank.formats.registry import EVERY_FORMAT
 from tests import arms
 from tests.banks import make_texts, make_tokens
 from tests.kill import Outcome

@@ -21,7 +21,7 @@ from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_ban
 from arrowbank.bank.targets import TargetBank, needed_positions
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache
-from arrowbank.targets.importing import estimate_import, find_rows
+from arrowbank.targets.importer import estimate_import, find_rows
 from tests import dumps
 from tests.dumps import LAYERS, WIDTH, Tensors, bits, make_dump
 from tests.kill import kill_at, tree_bytes

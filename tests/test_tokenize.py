@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from arrowbank.bank import open_bank
-from arrowbank.corpus.tokenize import Batches, TokenizeConfig, tokenize
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch, WorkerDied
+from arrowbank.features.tokenize import Batches, TokenizeConfig, tokenize
 from tests import tiny
 
 AWKWARD = [

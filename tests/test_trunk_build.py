@@ -19,13 +19,13 @@ import arrowbank
 from arrowbank import TrunkConfig, TrunkData, build_trunk, open_bank, open_trunk, verify
 from arrowbank.bank.trunk import TrunkBank
 from arrowbank.cli import main
+from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ArrowbankError, BadVector, ContractError, DiskFull, InputError, PlanMismatch
-from arrowbank.models import ModelConfig, describe, load_trunk
+from arrowbank.models import ModelConfig, describe
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import CpuPasses, DevicePasses
-from arrowbank.models.trunk import HEAD_ROWS, Trunk
-from arrowbank.plan import BatchRules
-from arrowbank.trunk.building import estimate_trunk
+from arrowbank.mtp.trunk_build import estimate_trunk
+from arrowbank.mtp.trunk_passes import HEAD_ROWS, Trunk, load_trunk
 from tests import tiny
 from tests.kill import kill_at, tree_bytes
 from tests.test_capture import save

@@ -14,12 +14,11 @@ import pytest
 import zstandard
 
 from arrowbank import TokenizeConfig, TrunkConfig, TrunkData, tokenize
-from arrowbank.cli.trunk_options import data_sets
+from arrowbank.cli.trunk import data_sets
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.models import load_tokenizer
-from arrowbank.shuffle import shuffled
-from arrowbank.trunk.packing import Windows
-from arrowbank.trunk.planning import TrunkPlan
+from arrowbank.mtp.packing import Windows, shuffled
+from arrowbank.mtp.trunk_plan import TrunkPlan
 from tests import tiny
 from tests.banks import make_texts, make_tokens
 from tests.dumps import make_dump

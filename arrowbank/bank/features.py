@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.columns import ShardedColumn, fixed_bytes, fixed_lists, values_of
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, Digests, SortedKeys, text_keys
-from arrowbank.bank.npyfile import map_npy
+from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.reader import Bank, open_committed
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank, InputError

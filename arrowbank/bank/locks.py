@@ -26,10 +26,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Protocol
 
-from arrowbank.bank.processes import Process, has_ended, temporary_beside, this_process
+from arrowbank.bank.processes import Process, has_ended, leave_while_importing_main, temporary_beside, this_process
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import BankLocked
-from arrowbank.spawned import leave_while_importing_main
 
 HEARTBEAT_S = 20.0
 # longer than an NFS client may show old attributes (60 s), and than a busy process may forget to touch its file

@@ -20,7 +20,7 @@ from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys
 from arrowbank.bank.manifest import shard_name
-from arrowbank.bank.shardfile import map_shard
+from arrowbank.bank.mapped import map_shard
 from arrowbank.bank.writer import BankWriter
 
 INDEX_FILE = "index.json"

@@ -6,8 +6,7 @@ an arm.
 
 Places are told apart by what is on the disk, not by how they are spelled: by the device and inode numbers of a folder and of all
 folders above it. So symbolic links, `..`, bind mounts and the case of names make no difference. Files in a bank are not compared,
-because banks that `merge` and `select` made share their shards by hard links.
-"""
+because banks that `merge` and `select` made share their shards by hard links."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +209,54 @@ def _refuse_file_of_a_bank(file: _Place) -> None:
             f"{file.shown}: {real.name} is a file of the bank in {folder}. Give {file.name} another name: files of a bank are never "
             "overwritten. Nothing was changed."
         )
+
+
+# a file that tells what a folder is, and the words for it; the first one that is there counts
+SIGNS = (
+    ("arrowbank-export.json", "an export"),
+    (".arrowbank/arrowbank-export.json", "an export"),
+    ("arrowbank.json", "an export"),
+    ("samples.idx", "a DeepSpec cache"),
+    ("scores.json", "scores of IN2 probes"),
+    ("plan.json", "the state of a healing"),
+    ("config.json", "a model"),
+    ("index.jsonl", "a dump of hidden states"),
+    (STATE, "a saved dataset"),
+    (f"features/{MANIFEST}", "a folder of `arrowbank build`"),
+    (f"texts/{MANIFEST}", "a folder of `arrowbank build`"),
+)
+NAMED = 3
+
+
+class Next(Enum):
+    """What a writer does with what its folder holds."""
+
+    RESUME = auto()  # keep what has receipts, if anything is there
+    CLEAR = auto()  # delete the old work and begin anew
+    CHECK = auto()  # it is complete
+    COMMIT = auto()  # only the commit is missing
+
+
+def visible(folder: Path) -> set[str]:
+    """The names in `folder` that are not hidden; empty where there is no folder."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
+
+
+def in_words(folder: Path) -> str:
+    """What is in `folder`: "a bank of tokens", "a model (config.json, …)"."""
+    manifest = readable_json(folder / MANIFEST)
+    if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
+        return f"a bank of {manifest.get('kind')}"
+    names = sorted(visible(folder))
+    sign = next((words for name, words in SIGNS if (folder / name).is_file()), "files that are not arrowbank's")
+    return f"{sign} ({', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''})"
+
+
+def is_bare_journal(folder: Path) -> bool:
+    """Whether the `journal/` in `folder` is what a writer that was killed at its start leaves: locks, and no more. So is none at all."""
+    journal = folder / JOURNAL
+    if not journal.exists():
+        return True
+    return journal.is_dir() and all(
+        path.name.startswith("lock") or (path.name.startswith(".") and path.name.endswith(".tmp")) for path in journal.iterdir()
+    )

@@ -2,8 +2,7 @@
 
 A process id means nothing on another host, in another container or after a reboot, and the system gives it to a new process when the
 old one has ended. So a process is named by host, by the place where its id counts (host, boot and namespace of process ids), by its
-id, and by its start time.
-"""
+id, and by its start time."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,3 +110,21 @@ def _status(pid: int) -> list[str]:
     except OSError:
         return []
     return line.rpartition(")")[2].split()
+
+
+NO_MAIN_GUARD = 71
+REMEDY = 'Worker processes import the script that starts them. Put what it runs under `if __name__ == "__main__":`, or use one process.'
+KINDS = ("multiprocessing", "multiprocess")  # the standard library's, and the one that `datasets` uses
+
+
+def leave_while_importing_main() -> None:
+    """End this process where it is a worker that imports the main script of its parent: what is about to run is the parent's work."""
+    for kind in KINDS:
+        module = sys.modules.get(f"{kind}.process")
+        if module is not None and getattr(module.current_process(), "_inheriting", False):
+            os._exit(NO_MAIN_GUARD)
+
+
+def main_script() -> str:
+    """The script that this process runs, for people."""
+    return str(getattr(sys.modules.get("__main__"), "__file__", None) or "the main module")

@@ -32,7 +32,6 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
-from arrowbank.bank.found import Next, in_words, is_bare_journal, visible
 from arrowbank.bank.journal import Journal, append_log
 from arrowbank.bank.locks import FolderLock, waiting_lock
 from arrowbank.bank.manifest import (
@@ -59,6 +58,7 @@ from arrowbank.bank.manifest import (
 )
 from arrowbank.bank.manifest_checks import PROVENANCE, check_manifest, provenance_of
 from arrowbank.bank.names import UnsafeName, refuse_links
+from arrowbank.bank.places import Next, in_words, is_bare_journal, visible
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch

@@ -48,7 +48,7 @@ def welcome(folder: Path) -> str:
 
 def _banks(folder: Path) -> str:
     from arrowbank.bank.info import describe_folder
-    from arrowbank.folders import banks_under
+    from arrowbank.report.folders import banks_under
 
     lines = []
     found = banks_under(folder)

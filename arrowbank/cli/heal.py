@@ -76,10 +76,10 @@ def heal(
 
     Example: arrowbank heal --trunk trunk --model Qwen/Qwen3.5-4B --out healed --also nf4=healed_nf4
     """
-    from arrowbank.heal.config import HealConfig
-    from arrowbank.heal.healing import heal_draft as run
-    from arrowbank.heal.healing import table
     from arrowbank.models import ModelConfig
+    from arrowbank.mtp.heal import heal_draft as run
+    from arrowbank.mtp.heal import table
+    from arrowbank.mtp.heal_config import HealConfig
 
     config = o.make(
         HealConfig,

@@ -78,7 +78,7 @@ def build(
 
     Example: arrowbank in2 build --arm c --length 16384 --examples 6000 --filler train_0.bin --out arm_c
     """
-    from arrowbank.in2.building import build_in2
+    from arrowbank.in2.build import build_in2
     from arrowbank.in2.config import In2Config
 
     if no_mirror:
@@ -156,7 +156,7 @@ def verify(
 
     Example: arrowbank in2 verify arm_a arm_b arm_c
     """
-    from arrowbank.in2.gate import verify_in2
+    from arrowbank.in2.verify import verify_in2
 
     checks = verify_in2(folders, fillers=filler, unique_keys=unique_keys, progress=progress_for(common.json))
     show_checks(checks, common.json)
@@ -182,8 +182,8 @@ def score(
 
     Example: arrowbank in2 score probes --model runs/arm_b --model runs/arm_c --out scores
     """
-    from arrowbank.in2.scoring import ScoreConfig, lines
-    from arrowbank.in2.scoring import score_probes as run
+    from arrowbank.in2.score import ScoreConfig, lines
+    from arrowbank.in2.score import score_probes as run
     from arrowbank.models import ModelConfig
 
     models = tuple(o.make(ModelConfig, how, model=name, trust_remote_code=trust_remote_code) for name in model)

@@ -22,7 +22,7 @@ def merge(
 
     Example: arrowbank merge monday/features tuesday/features --out features
     """
-    from arrowbank.joining.merging import merge_banks
+    from arrowbank.combine.merge import merge_banks
 
     manifest = merge_banks(banks, out, restart=restart, progress=progress_for(common.json))
     merged = manifest["merged"]
@@ -50,7 +50,7 @@ def select(
 
     Example: arrowbank select router/features --where kind=query --where 'length<=128' --out queries
     """
-    from arrowbank.joining.selecting import SelectConfig, select_rows
+    from arrowbank.combine.select import SelectConfig, select_rows
 
     config = SelectConfig(where=tuple(where or ()), rows=o.row_range(rows), limit=limit)
     manifest = select_rows(config, bank, out, texts=texts, restart=restart, progress=progress_for(common.json))

@@ -32,7 +32,7 @@ def verify(
 
     Example: arrowbank verify router/features
     """
-    from arrowbank.verifying import verify as run
+    from arrowbank.report.verify import verify as run
 
     show_checks(run(place, quick=quick, progress=progress_for(common.json)), common.json)
 
@@ -45,7 +45,7 @@ def info(
 
     Example: arrowbank info router/features
     """
-    from arrowbank.folders import describe_any
+    from arrowbank.report.folders import describe_any
 
     facts = describe_any(folder)
     if common.json:
@@ -112,8 +112,8 @@ def estimate(
     Example: arrowbank estimate router/tokens --model Qwen/Qwen3-4B --load-in-4bit
     """
     from arrowbank.bank.files import human_bytes
-    from arrowbank.encoding.estimate import estimate as run
-    from arrowbank.targets.importing import ImportConfig, estimate_import, is_dump
+    from arrowbank.features.estimate import estimate as run
+    from arrowbank.targets.importer import ImportConfig, estimate_import, is_dump
 
     if is_dump(tokens):
         loose = {"texts": texts, "no_time": no_time, "trust_remote_code": trust_remote_code}
@@ -147,7 +147,7 @@ def compare(
 
     Example: arrowbank compare router_bf16/features router_nf4/features --min-cosine 0.98
     """
-    from arrowbank.comparison import compare as run
+    from arrowbank.features.compare import compare as run
 
     bound = None if min_cosine is None else checked_value(min_cosine, Bound, "--min-cosine")
     found = run(a, b)

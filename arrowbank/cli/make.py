@@ -21,7 +21,7 @@ def scan(what: o.ScanOptions, out: o.Out, common: o.Common, onto: o.OntoTexts = 
 
     Example: arrowbank scan --source train=train.jsonl --source eval=eval.jsonl --out router/texts
     """
-    from arrowbank.corpus.scan import scan as run
+    from arrowbank.features.scan import scan as run
 
     progress = progress_for(common.json)
     manifest = run(what.config(onto), out, restart=restart, progress=progress)
@@ -47,7 +47,7 @@ def tokenize(
 
     Example: arrowbank tokenize router/texts --tokenizer Qwen/Qwen3-4B --out router/tokens
     """
-    from arrowbank.corpus.tokenize import tokenize as run
+    from arrowbank.features.tokenize import tokenize as run
 
     config = what.config(tokenizer, trust_remote_code=trust_remote_code)
     progress = progress_for(common.json)
@@ -77,7 +77,7 @@ def encode(
 
     Example: arrowbank encode router/tokens --model Qwen/Qwen3-4B --load-in-4bit --out router/features
     """
-    from arrowbank.encoding import encode as run
+    from arrowbank.features.encode import encode as run
 
     if what.encoder is not None:
         refuse_unread("--encoder", trust_remote_code=trust_remote_code)
@@ -104,8 +104,8 @@ def build(
 
     Example: arrowbank build --source train=train.jsonl --model Qwen/Qwen3-4B --out router
     """
-    from arrowbank.building import BuildConfig
-    from arrowbank.building import build as run
+    from arrowbank.features.build import BuildConfig
+    from arrowbank.features.build import build as run
 
     names = tokenizer or vectors.model
     if names is None and vectors.encoder:
@@ -132,7 +132,7 @@ def demo(
 
     Example: arrowbank demo --out demo_bank
     """
-    from arrowbank import demo as module
+    from arrowbank.cli import demo as module
 
     progress = progress_for(common.json)
     say = progress.message if common.json else print  # standard output is for events then

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from arrowbank.errors import InputError
-from arrowbank.formats.lines import MAX_LINE_BYTES
+from arrowbank.inputs.lines import MAX_LINE_BYTES
 from arrowbank.settings import Positive, checked_value, refuse_unread
 
 if TYPE_CHECKING:
-    from arrowbank.corpus.scan import ScanConfig
-    from arrowbank.corpus.tokenize import TokenizeConfig
-    from arrowbank.encoding import EncodeConfig
-    from arrowbank.encoding import RunOptions as Run
+    from arrowbank.features.config import EncodeConfig
+    from arrowbank.features.config import RunOptions as Run
+    from arrowbank.features.scan import ScanConfig
+    from arrowbank.features.tokenize import TokenizeConfig
     from arrowbank.models import ModelConfig
-    from arrowbank.targets.capturing import CaptureConfig
-    from arrowbank.targets.importing import ImportConfig
+    from arrowbank.targets.capture import CaptureConfig
+    from arrowbank.targets.importer import ImportConfig
 
 BUILD = "What is in the bank"
 RUN = "How it is made"
@@ -98,7 +98,7 @@ class ScanOptions:
     max_line_bytes: MaxLineBytes = None
 
     def config(self, onto: str | None = None) -> ScanConfig:
-        from arrowbank.corpus.scan import ScanConfig
+        from arrowbank.features.scan import ScanConfig
 
         return make(
             ScanConfig,
@@ -119,7 +119,7 @@ class TokenizeOptions:
     prompt: Annotated[str, _build("--prompt", help="Put before every text.")] = ""
 
     def config(self, tokenizer: str, *, trust_remote_code: bool) -> TokenizeConfig:
-        from arrowbank.corpus.tokenize import TokenizeConfig
+        from arrowbank.features.tokenize import TokenizeConfig
 
         return make(TokenizeConfig, self, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
 
@@ -179,9 +179,9 @@ class EncodeOptions:
     gpu_memory_gb: GpuMemory = None
 
     def config(self, *, trust_remote_code: bool, onto: str | None = None) -> EncodeConfig:
-        from arrowbank.encoding import EncodeConfig
+        from arrowbank.engine.plan import BatchRules
+        from arrowbank.features.config import EncodeConfig
         from arrowbank.models import ModelConfig
-        from arrowbank.plan import BatchRules
 
         if self.encoder is not None:
             refuse_unread("--encoder", self, MODEL_ONLY)
@@ -259,7 +259,7 @@ class ImportOptions(StoreOptions):
     ] = None
 
     def config(self) -> ImportConfig:
-        from arrowbank.targets.importing import ImportConfig
+        from arrowbank.targets.importer import ImportConfig
 
         return make(ImportConfig, self, target_layer_ids=layer_list(self.layers))
 
@@ -306,8 +306,8 @@ class CaptureOptions(ModelOptions, StoreOptions):
     max_line_bytes: MaxLineBytes = None
 
     def config(self, *, trust_remote_code: bool) -> CaptureConfig:
-        from arrowbank.plan import BatchRules
-        from arrowbank.targets.capturing import CaptureConfig
+        from arrowbank.engine.plan import BatchRules
+        from arrowbank.targets.capture import CaptureConfig
 
         return make(
             CaptureConfig,
@@ -338,7 +338,7 @@ class RunOptions:
     restart: Restart = False
 
     def options(self, worker: str | None = None) -> Run:
-        from arrowbank.encoding import RunOptions as Run
+        from arrowbank.features.config import RunOptions as Run
 
         return make(Run, self, worker=worker_part(worker), rows=row_range(self.rows), shards=shard_list(self.shards))
 

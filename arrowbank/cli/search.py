@@ -18,8 +18,8 @@ from arrowbank.errors import InputError
 from arrowbank.settings import refuse_unread
 
 if TYPE_CHECKING:
-    from arrowbank.leakage import Audit
-    from arrowbank.searching import Searcher
+    from arrowbank.features.audit import Audit
+    from arrowbank.features.search import Searcher
 
 PROMPT = "> "
 SHOWN_PAIRS = 3
@@ -51,7 +51,7 @@ def search(
 
     Example: arrowbank search router/features -k 5 "Where does Ada live?"
     """
-    from arrowbank.searching import SearchConfig, Searcher
+    from arrowbank.features.search import SearchConfig, Searcher
 
     config = SearchConfig(
         model=model,
@@ -105,10 +105,9 @@ def audit(
 
     Example: arrowbank audit router/features --source train=train.jsonl --source eval=eval.jsonl --max-shared 0
     """
-    from arrowbank.auditing import AuditConfig, inputs_of
-    from arrowbank.auditing import audit as run
-    from arrowbank.corpus.scan import ScanConfig
-    from arrowbank.leakage import audit_file, write_audit
+    from arrowbank.features.audit import AuditConfig, audit_file, inputs_of, write_audit
+    from arrowbank.features.audit import audit as run
+    from arrowbank.features.scan import ScanConfig
 
     sources = o.pairs("--source", source)
     if not sources:
@@ -140,7 +139,7 @@ def audit(
 
 def _show_audit(found: Audit) -> None:
     """The counts as a table, and the pairs that are most alike."""
-    from arrowbank.searching import one_line
+    from arrowbank.features.search import one_line
 
     table = [("kind", "source", "against", "texts", "exact", "near")]
     table += [(row.kind, row.source, row.against, f"{row.texts:,}", f"{row.exact:,}", f"{row.near:,}") for row in found.rows]
@@ -180,7 +179,7 @@ def _lines() -> Iterator[str]:
 
 
 def _show(searcher: Searcher, texts: list[str], k: int, as_json: bool) -> None:
-    from arrowbank.searching import one_line
+    from arrowbank.features.search import one_line
 
     for text, hits in zip(texts, searcher.search(texts, k), strict=True):
         if not as_json and len(texts) > 1:

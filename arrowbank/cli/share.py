@@ -35,8 +35,8 @@ def push(
 
     Example: arrowbank push router/features my-org/router-features --license cc-by-4.0
     """
-    from arrowbank.hub.pushing import PushConfig
-    from arrowbank.hub.pushing import push as run
+    from arrowbank.share.push import PushConfig
+    from arrowbank.share.push import push as run
 
     config = PushConfig(public=public, license=license, restart=restart, read_back=not no_read_back)
     done = run(bank, repo, config, progress=progress_for(common.json))
@@ -62,7 +62,7 @@ def pull(
 
     Example: arrowbank pull my-org/router-features features
     """
-    from arrowbank.hub.pulling import pull as run
+    from arrowbank.share.pull import pull as run
 
     manifest = run(repo, folder, revision=revision, progress=progress_for(common.json))
     finish(

@@ -20,7 +20,7 @@ from arrowbank.progress import Phase, Progress
 
 if TYPE_CHECKING:
     from arrowbank.bank.checks import Check
-    from arrowbank.targets.committing import TargetEstimate
+    from arrowbank.targets.shards import TargetEstimate
 
 CHECK_FAILED = 1
 EVENT_SECONDS = 0.5

@@ -39,7 +39,7 @@ def import_(
 
     Example: arrowbank targets import dump --target-model Qwen/Qwen3-8B --layers 1,17,32 --out targets
     """
-    from arrowbank.targets.importing import estimate_import, import_targets, import_to_deepspec
+    from arrowbank.targets.importer import estimate_import, import_targets, import_to_deepspec
 
     config, progress = what.config(), progress_for(common.json)
     if to not in (None, "deepspec"):
@@ -68,8 +68,8 @@ def capture(
 
     Example: arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,32 --out targets
     """
-    from arrowbank.targets.capturing import capture as run
-    from arrowbank.targets.capturing import estimate_capture
+    from arrowbank.targets.capture import capture as run
+    from arrowbank.targets.capture import estimate_capture
 
     config, progress = what.config(trust_remote_code=trust_remote_code), progress_for(common.json)
     if dry_run:
@@ -106,8 +106,8 @@ def export(
 
     Example: arrowbank export targets --to deepspec --out cache
     """
-    from arrowbank.exporting import ExportConfig
-    from arrowbank.exporting import export as run
+    from arrowbank.formats.registry import ExportConfig
+    from arrowbank.formats.registry import export as run
 
     given = {"max_shard_bytes": max_shard_bytes, "assume_norm": assume_norm, "stride": stride}
     config = ExportConfig(format=to, **given)  # type: ignore[arg-type]  # checked there
@@ -133,7 +133,7 @@ def verify(
     Example: arrowbank targets verify targets --model Qwen/Qwen3-8B
     """
     from arrowbank.models import ModelConfig
-    from arrowbank.targets.proof import verify_targets
+    from arrowbank.targets.verify import verify_targets
 
     if model is None:
         refuse_unread("no --model", how, ["dtype", "load_in_4bit", "device"], trust_remote_code=trust_remote_code)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arrowbank.bank import BankWriter
-from arrowbank.engine.crew import Job, MakeWorker, Report, Worker, run_crew
-from arrowbank.engine.here import run_here
+from arrowbank.engine.plan import Shard
+from arrowbank.engine.pool import Job, MakeWorker, Report, Worker, run_crew, run_here
 from arrowbank.errors import InputError
-from arrowbank.plan import Shard
 from arrowbank.progress import SILENT, Progress
 
 __all__ = ["ENGINES", "MakeWorker", "Report", "Worker", "run"]
@@ -47,7 +46,7 @@ def run(
         return
     job = Job(make_worker, bank.shards)
     if engine == "ray":
-        from arrowbank.engine.ray_crew import RayCrew
+        from arrowbank.engine.ray_pool import RayCrew
 
         with RayCrew(job, address=ray_address, workers=workers, gpus=gpus) as crew:
             run_crew(crew, shards, bank, workers, report, progress)
@@ -56,7 +55,7 @@ def run(
     elif workers == 1:
         run_here(shards, job, bank, report)
     else:
-        from arrowbank.engine.process_crew import ProcessCrew
+        from arrowbank.engine.pool import ProcessCrew
 
         with ProcessCrew(job) as crew:
             run_crew(crew, shards, bank, workers, report, progress)

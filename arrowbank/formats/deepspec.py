@@ -22,10 +22,10 @@ from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.bank.manifest import canonical_json, json_in
 from arrowbank.bank.names import check_places
 from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample
+from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.formats.exported import Format, facts_said, with_norm
+from arrowbank.formats.export import Format, facts_said, with_norm
 from arrowbank.formats.folder import CONVERTER, ExportFolder
-from arrowbank.plan import Shard
 from arrowbank.progress import Phase
 
 NAME = "deepspec"

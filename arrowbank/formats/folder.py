@@ -20,11 +20,11 @@ from typing import Any
 from arrowbank import __version__
 from arrowbank.bank import Bank
 from arrowbank.bank.files import HashedFile, digest_of, publish_bytes, publish_json, refuse_address
-from arrowbank.bank.found import Next, in_words, is_bare_journal
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json, readable_json
 from arrowbank.bank.names import UnsafeName, check_places, own_folder, refuse_links
+from arrowbank.bank.places import Next, in_words, is_bare_journal
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.writer import ShardWriter
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch

@@ -16,7 +16,7 @@ from typing import Any
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.targets import TargetRows, TargetSample
 from arrowbank.errors import InputError
-from arrowbank.formats.exported import (
+from arrowbank.formats.export import (
     Format,
     as_they_are,
     facts_said,

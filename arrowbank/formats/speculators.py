@@ -30,9 +30,8 @@ from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.bank.targets import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
-from arrowbank.formats.exported import Format, facts_said, save_torch, write_samples
+from arrowbank.formats.export import BLOCK_INPUT, Format, facts_said, ours, save_torch, theirs, write_samples
 from arrowbank.formats.folder import ExportFolder
-from arrowbank.formats.layers import BLOCK_INPUT, ours, theirs
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor, write_safetensors
 from arrowbank.formats.sidecar import SIDECAR, sidecar_in
 from arrowbank.progress import Phase, Progress, tell_unread

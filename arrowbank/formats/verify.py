@@ -24,15 +24,16 @@ from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_chec
 from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import digest_of, human_bytes
 from arrowbank.bank.manifest import JOURNAL, STATE, read_json
+from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, TEXTS_FILE
 from arrowbank.bank.names import place_fault
-from arrowbank.bank.npyfile import map_npy
 from arrowbank.bank.targets import TargetRows
 from arrowbank.errors import CorruptBank
-from arrowbank.formats import deepspec, specforge, speculators, tokenshards
-from arrowbank.formats.layers import BLOCK_INPUT, theirs
+from arrowbank.formats import deepspec, specforge, speculators
+from arrowbank.formats import tokens as tokenshards
+from arrowbank.formats.export import BLOCK_INPUT, theirs
 from arrowbank.formats.sidecar import SIDECAR, Sidecar, find_sidecar, origin, read_sidecar, sidecar_in
-from arrowbank.formats.tokenread import TokenExport, read_ids
+from arrowbank.formats.tokens import TokenExport, read_ids
 from arrowbank.formats.torchfile import TorchFile, TorchTensor
 from arrowbank.progress import SILENT, Progress
 

@@ -18,11 +18,11 @@ from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
 from arrowbank.bank.manifest import MANIFEST, parsed_json
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.in2.building import KIND, config_of
+from arrowbank.in2.build import KIND, config_of
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import Placement, Planted
-from arrowbank.in2.rawshards import FIELDS, manifest_name, raw_names
+from arrowbank.in2.raw_shards import FIELDS, manifest_name, raw_names
 
 Ids = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

@@ -24,7 +24,7 @@ from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import MANIFEST, read_json
-from arrowbank.bank.npyfile import map_npy
+from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import InputError
 from arrowbank.settings import refuse_unread

@@ -24,15 +24,14 @@ from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
+from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.errors import InputError
-from arrowbank.in2.building import filler_paths
+from arrowbank.in2.build import filler_paths
 from arrowbank.in2.config import PAD_TAIL, check_vocab
 from arrowbank.in2.draws import Stream, Words, base_seed, first_below
 from arrowbank.in2.fillers import Filler, open_fillers, unread_beside
-from arrowbank.in2.keycount import KeyCounter
-from arrowbank.in2.placement import FILLER, TRIES
+from arrowbank.in2.placement import FILLER, TRIES, KeyCounter
 from arrowbank.models import local_model
-from arrowbank.plan import Shard, shard_ranges
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Place, Settings, Share, checked
 

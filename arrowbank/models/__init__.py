@@ -2,8 +2,7 @@
 hidden states.
 
     config.py        ModelConfig: what was asked for
-    source.py        a name → a local folder, and the weight files in it
-    fingerprint.py   a folder's content → a digest
+    folder.py        a name → a local folder, the weight files in it, and a digest of its content
     describe.py      ModelInfo: what that comes to (width, dtype, device, pooling …), known before any weight is loaded
     tokenizer.py     fast tokenizers and their fingerprint
     loading.py       ModelInfo → a torch module that maps ids to hidden states
@@ -11,7 +10,6 @@ hidden states.
     passes.py        batches through a module: on the cores of a CPU, or on a GPU with one batch of look-ahead
     encoder.py       passes → one vector a text
     taps.py          passes → what several decoder blocks put out, for target banks
-    trunk.py         passes → hidden states and the most likely next tokens, for trunk banks
 
 Importing this package pulls in neither torch nor transformers; the functions do when they are called.
 """
@@ -23,25 +21,20 @@ from typing import TYPE_CHECKING
 
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, describe
-from arrowbank.models.fingerprint import model_fingerprint
-from arrowbank.models.source import local_model, resolve_model
+from arrowbank.models.folder import local_model, model_fingerprint, resolve_model
 from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from arrowbank.models.encoder import Encoder
-    from arrowbank.models.passes import Passes
     from arrowbank.models.taps import HiddenStates
-    from arrowbank.models.trunk import Trunk
 
 __all__ = [
     "ModelConfig",
     "ModelInfo",
     "describe",
     "load_encoder",
-    "load_layers",
     "load_taps",
     "load_tokenizer",
-    "load_trunk",
     "local_model",
     "model_fingerprint",
     "resolve_model",
@@ -73,22 +66,3 @@ def load_taps(
     from arrowbank.models import taps
 
     return taps.load(config, info or describe(config), layers, norm, worker=worker)
-
-
-def load_layers(config: ModelConfig, layers: Sequence[int], *, worker: int = 0, info: ModelInfo | None = None) -> Passes:
-    """Load the model of `config` for passes (N, T) ids → (N, T, L, H) float16: what decoder blocks `layers` put out, before any
-    norm. A value past float16's range becomes Inf, for the caller to refuse. Raises what `load_taps` raises."""
-    from arrowbank.models import trunk
-
-    return trunk.load_layers(config, info or describe(config), layers, worker=worker)
-
-
-def load_trunk(config: ModelConfig, topk: int, norm: str, *, worker: int = 0, info: ModelInfo | None = None) -> Trunk:
-    """Load the causal language model of `config`, whose backbone must be "outer", as a trunk: (N, T) int32 token ids → hidden
-    states after its final norm (`norm` "post") or before it ("pre"), and the `topk` most likely next tokens of every row.
-
-    Raises InputError for whatever of the model, the device or the options cannot be used, and for a model that is none.
-    """
-    from arrowbank.models import trunk
-
-    return trunk.load(config, info or describe(config), topk, norm, worker=worker)

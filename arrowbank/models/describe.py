@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from arrowbank.errors import InputError
 from arrowbank.models.config import ModelConfig
-from arrowbank.models.device import resolve_device
-from arrowbank.models.fingerprint import model_fingerprint
+from arrowbank.models.device import quiet, refusing, resolve_device
+from arrowbank.models.folder import model_fingerprint, resolve_model, weight_files
 from arrowbank.models.pooling import folder_pooling
-from arrowbank.models.quiet import quiet, refusing
-from arrowbank.models.source import resolve_model, weight_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

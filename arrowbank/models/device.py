@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
-from arrowbank.errors import InputError
+import torch
+from torch import nn
+from torch.nn import functional
+
+from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
+
 
 # Of a memory cap, what weights may take; the rest is for activations, the CUDA context's workspaces and fragmentation.
 _WEIGHTS_SHARE = 0.75
@@ -54,3 +62,82 @@ def cap_memory(device: torch.device, gpu_memory_gb: float) -> dict[int | str, in
     index = device.index or 0
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {index: int(min(cap, total) * _WEIGHTS_SHARE), "cpu": host}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines below errors and no progress bars from transformers inside the block; the settings are put back."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def refusing(explain: Callable[[str], str]) -> Iterator[None]:
+    """Whatever a library raises inside the block is an InputError, whose message `explain` makes of the library's reason."""
+    try:
+        yield
+    except ArrowbankError:
+        raise
+    except Exception as error:
+        raise InputError(explain(str(error).strip() or repr(error))) from error
+
+
+class WidenedLinear(nn.Module):
+    """`linear`, a bfloat16 nn.Linear, with its weights kept in float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.dtype = linear.weight.dtype
+        self.weight = nn.Parameter(linear.weight.detach().float(), requires_grad=False)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x.float(), self.weight, self.bias).to(self.dtype)
+
+
+def widen_linears(model: nn.Module) -> None:
+    """Replace every plain bfloat16 nn.Linear of `model` in place; subclasses (quantised ones, say) are left alone."""
+    for name, child in model.named_children():
+        if type(child) is nn.Linear and child.weight.dtype is torch.bfloat16:
+            setattr(model, name, WidenedLinear(child))
+        else:
+            widen_linears(child)
+
+
+Item = TypeVar("Item")
+Ticket = TypeVar("Ticket")
+Result = TypeVar("Result")
+
+
+def in_flight(
+    items: Iterable[Item],
+    start: Callable[[Item], Ticket],
+    finish: Callable[[Ticket], Result],
+    *,
+    ahead: int,
+    cancel: Callable[[Ticket], object] = lambda ticket: None,
+) -> Generator[Result, None, None]:
+    """`finish(start(item))` for each item, in order, with the next `ahead` items started before one is waited for.
+
+    Tickets that are left when the iteration ends early, by an error or by close(), go to `cancel`.
+    """
+    pending: deque[Ticket] = deque()
+    try:
+        for item in items:
+            pending.append(start(item))
+            if len(pending) > ahead:
+                yield finish(pending.popleft())
+        while pending:
+            yield finish(pending.popleft())
+    finally:
+        for ticket in pending:
+            cancel(ticket)

@@ -17,10 +17,8 @@ from torch import nn
 from arrowbank.errors import InputError
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, read_config
-from arrowbank.models.device import cap_memory
+from arrowbank.models.device import cap_memory, quiet, refusing, widen_linears
 from arrowbank.models.layers import LayerReader
-from arrowbank.models.quiet import quiet, refusing
-from arrowbank.models.widened import widen_linears
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -28,7 +28,7 @@ from torch import nn
 
 from arrowbank.errors import InputError
 from arrowbank.models.describe import ModelInfo
-from arrowbank.models.inflight import in_flight
+from arrowbank.models.device import in_flight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

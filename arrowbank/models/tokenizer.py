@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arrowbank.errors import InputError
-from arrowbank.models.quiet import quiet, refusing
-from arrowbank.models.source import resolve_model
+from arrowbank.models.device import quiet, refusing
+from arrowbank.models.folder import resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -3,6 +3,6 @@
 `subject` opens what was given, a module a kind of bank makes its sections, `plots` draws, `page` puts it together.
 """
 
-from arrowbank.report.writing import ReportConfig, write_report
+from arrowbank.report.write import ReportConfig, write_report
 
 __all__ = ["ReportConfig", "write_report"]

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.reader import Bank
-from arrowbank.report.frame import Plot
-from arrowbank.report.markup import Markup
-from arrowbank.report.plots import Histogram, Series, histogram, lines, outlines, rails, shares
+from arrowbank.drawing.frame import Plot
+from arrowbank.drawing.markup import Markup, number, plural
+from arrowbank.drawing.plots import Histogram, Series, histogram, lines, outlines, rails, shares
 from arrowbank.report.sampling import SOME_ROWS, names, numbers, of_sample, spread_rows, take
-from arrowbank.report.scales import number, plural
 from arrowbank.report.section import Section, Story, paragraph, plots, table
 
 TRIPLES = 1_000_000  # looked at, an arm

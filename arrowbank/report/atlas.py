@@ -15,14 +15,13 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import Rows, number_column
 from arrowbank.bank.features import FeatureBank
-from arrowbank.bank.nearest import nearest
 from arrowbank.bank.reader import Bank
+from arrowbank.drawing.frame import Frame, Plot
+from arrowbank.drawing.markup import Markup, number, percent, plural, tag
+from arrowbank.drawing.plots import Series, bars_of, histogram, lines
 from arrowbank.errors import CorruptBank
-from arrowbank.report.frame import Frame, Plot
-from arrowbank.report.markup import Markup, tag
-from arrowbank.report.plots import Series, bars_of, histogram, lines
+from arrowbank.features.nearest import nearest
 from arrowbank.report.sampling import names, of_sample, spread_rows, take
-from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, plots
 
 WIDTH, HEIGHT = 620, 500

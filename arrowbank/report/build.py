@@ -11,9 +11,9 @@ import numpy as np
 
 from arrowbank.bank.manifest import LOG
 from arrowbank.bank.reader import Bank
-from arrowbank.report.frame import Plot
-from arrowbank.report.plots import Series, lines
-from arrowbank.report.scales import number, plural, seconds
+from arrowbank.drawing.frame import Plot
+from arrowbank.drawing.markup import number, plural, seconds
+from arrowbank.drawing.plots import Series, lines
 
 PAUSE_SECONDS = 60.0  # a gap that is longer, and far longer than is usual, is no work
 PAUSE_TIMES = 20.0

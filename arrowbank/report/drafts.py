@@ -9,12 +9,11 @@ import numpy.typing as npt
 
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.trunk import TrunkBank
-from arrowbank.report.frame import Plot
+from arrowbank.drawing.frame import Plot
+from arrowbank.drawing.markup import Markup, number, percent, plural
+from arrowbank.drawing.plots import Series, bars_of, histogram, lines, ranges
 from arrowbank.report.hidden import norm_plot, rows_to_read
-from arrowbank.report.markup import Markup
-from arrowbank.report.plots import Series, bars_of, histogram, lines, ranges
 from arrowbank.report.sampling import names, of_sample, sampled_lists, sampled_norms, spread_rows, take
-from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, Story, plots, table
 
 ROWS, TOKENS = 512, 256  # windows looked at, and of each so many tokens

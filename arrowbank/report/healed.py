@@ -12,12 +12,11 @@ from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.files import human_bytes, sha256_of
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.names import checked_place
+from arrowbank.drawing.frame import Plot
+from arrowbank.drawing.markup import Markup, number, tag
+from arrowbank.drawing.plots import Series, lines
 from arrowbank.errors import CorruptBank
-from arrowbank.report.frame import Plot
 from arrowbank.report.integrity import verdict
-from arrowbank.report.markup import Markup, tag
-from arrowbank.report.plots import Series, lines
-from arrowbank.report.scales import number
 from arrowbank.report.section import Section, Story, code_block, facts_list, plots, table
 from arrowbank.report.subject import HEAL_REPORT
 

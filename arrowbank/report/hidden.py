@@ -11,11 +11,10 @@ from arrowbank.bank.files import human_bytes
 from arrowbank.bank.floats import float32_of
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.targets import TargetBank
-from arrowbank.report.frame import Plot
-from arrowbank.report.markup import Markup
-from arrowbank.report.plots import bars_of, histogram, ranges
+from arrowbank.drawing.frame import Plot
+from arrowbank.drawing.markup import Markup, number, percent, plural
+from arrowbank.drawing.plots import bars_of, histogram, ranges
 from arrowbank.report.sampling import SOME_ROWS, numbers, of_sample, sampled_norms, spread_rows, take
-from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, Story, plots, table
 
 ROWS, TOKENS = 256, 64  # looked at, and of each so many tokens

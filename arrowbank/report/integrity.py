@@ -10,10 +10,10 @@ from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.files import human_bytes, sha256_of
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.verify import verify
+from arrowbank.drawing.markup import Markup, join, number, percent, plural, tag
+from arrowbank.features.audit import Audit
 from arrowbank.progress import Progress
-from arrowbank.report.markup import Markup, join, tag
-from arrowbank.report.scales import plural
-from arrowbank.report.section import table
+from arrowbank.report.section import Section, table
 
 SHOWN_FILES = 100
 
@@ -94,3 +94,42 @@ def files_of(name: str, bank: Bank, proof: Proof) -> Markup:
             table(("check", "result", "found"), checks, f"checks of {name}"),
         ]
     )
+
+
+EXAMPLES = 50
+CHARACTERS = 400
+
+
+def audit_section(audit: Audit) -> Section:
+    """The counts, and the nearest pairs."""
+    found = audit.exact + audit.near
+    lead = f"{number(found)} texts are in both of two sources, the same or with a cosine of at least {number(audit.threshold)}."
+    rows = [
+        (row.kind, row.source, row.against, row.texts, row.exact, row.near, percent(row.exact + row.near, row.texts))
+        for row in audit.rows
+    ]
+    columns = ("kind", "source", "against", "texts", "the same", "near", "share")
+    parts = [table(columns, rows, "texts shared between sources")]
+    if audit.max_shared is not None:
+        parts.append(tag("p", None, verdict(audit.ok, f"{found:,} shared, {audit.max_shared:,} allowed")))
+    if audit.examples:
+        first = sorted(audit.examples, key=lambda example: -example.cosine)[:EXAMPLES]
+        cells: list[Any] = [
+            (
+                example.cosine,
+                *(tag("bdi", None, _cut(text)) for text in (example.text, example.nearest)),
+                example.kind,
+                example.source,
+                example.against,
+            )
+            for example in first
+        ]
+        parts += [
+            tag("h3", None, "Examples"),
+            table(("cosine", "text", "nearest", "kind", "source", "against"), cells, "examples"),
+        ]
+    return Section("Texts shared between sources", parts, lead, "Audit")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"

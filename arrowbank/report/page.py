@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from arrowbank import __version__
-from arrowbank.report.markup import Markup, data_script, tag
+from arrowbank.drawing.markup import Markup, data_script, tag
 from arrowbank.report.section import Section
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import Rows, nested_lists, number_column
 from arrowbank.bank.reader import Bank
-from arrowbank.report.scales import plural
+from arrowbank.drawing.markup import plural
 
 SOME_ROWS = 200_000  # of numbers and names
 TEXT_ROWS = 50_000

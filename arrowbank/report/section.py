@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from arrowbank.bank.cards import plain
 from arrowbank.bank.checks import Check
-from arrowbank.report.frame import Plot, Table
-from arrowbank.report.markup import Markup, tag
-from arrowbank.report.scales import number
+from arrowbank.drawing.frame import Plot, Table
+from arrowbank.drawing.markup import Markup, number, tag
 
 
 @dataclass(frozen=True)

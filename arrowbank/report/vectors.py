@@ -12,12 +12,11 @@ from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.reader import Bank
+from arrowbank.drawing.frame import Plot
+from arrowbank.drawing.markup import Markup, number, percent, plural, tag
+from arrowbank.drawing.plots import bars_of, histogram, shares
 from arrowbank.report.atlas import make_atlas, map_section
-from arrowbank.report.frame import Plot
-from arrowbank.report.markup import Markup, tag
-from arrowbank.report.plots import bars_of, histogram, shares
 from arrowbank.report.sampling import FEW_ROWS, SOME_ROWS, TEXT_ROWS, names, numbers, of_sample, spread_rows, take
-from arrowbank.report.scales import number, percent, plural
 from arrowbank.report.section import Section, Story, plots, table
 from arrowbank.report.subject import Subject
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
-from arrowbank.targets.records import Record, is_text
-from arrowbank.targets.rendering import TAG, TemplateError, shared_renderer
+from arrowbank.inputs.samples import Record, is_text
+from arrowbank.targets.chat_template import TAG, TemplateError, shared_renderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

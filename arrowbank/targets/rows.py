@@ -17,11 +17,11 @@ from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
 from arrowbank.bank.manifest import readable_json
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.bank.targets import needed_positions
+from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.plan import Shard
+from arrowbank.inputs.samples import ASSISTANT_TOKENS, ONES_EXCEPT_FIRST, READ, SORTS, Record, Records
 from arrowbank.progress import SILENT, Phase, Progress, tell_unread
 from arrowbank.targets.conversations import ChatTokenizer
-from arrowbank.targets.records import ASSISTANT_TOKENS, ONES_EXCEPT_FIRST, READ, SORTS, Record, Records
 
 ROWS_A_BATCH = 1024
 SCHEMA = pa.schema([("sample", pa.string()), ("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8()))])

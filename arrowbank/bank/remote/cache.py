@@ -1,8 +1,4 @@
-"""Where banks that were opened by address are kept: `$ARROWBANK_CACHE`, or `~/.cache/arrowbank`.
-
-A folder a bank, named by the address, the plan digest and a hash of the manifest. A bank is fetched, and every byte of it
-checked, once; later openings ask the place for its manifest only, and open the folder of that manifest. Any folder here may be deleted.
-"""
+"""From an address to the place that it names."""
 
 from __future__ import annotations
 
@@ -14,11 +10,27 @@ from pathlib import Path
 from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import MANIFEST, STATE
 from arrowbank.bank.refusals import explained
-from arrowbank.bank.remote.addresses import Address, parse_address
+from arrowbank.bank.remote.addresses import WEB, Address, parse_address
 from arrowbank.bank.remote.fetching import fetch_bank, parsed_manifest, read_remote_manifest
-from arrowbank.bank.remote.opening import store_of
+from arrowbank.bank.remote.stores import Store
 from arrowbank.errors import RemoteError
 from arrowbank.progress import SILENT, Progress
+
+
+def store_of(address: Address) -> Store:
+    """The place at `address`. MissingDependency where fsspec needs a package for it."""
+    if address.repo:
+        from arrowbank.bank.remote.hub import HubStore
+
+        return HubStore(address)
+    if address.scheme in WEB:
+        from arrowbank.bank.remote.web import WebStore
+
+        return WebStore(address)
+    from arrowbank.bank.remote.objects import ObjectStore
+
+    return ObjectStore(address)
+
 
 VARIABLE = "ARROWBANK_CACHE"
 

@@ -23,7 +23,6 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
-from arrowbank.bank.found import in_words, is_bare_journal, visible
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
 from arrowbank.bank.manifest import (
@@ -43,6 +42,7 @@ from arrowbank.bank.manifest import (
 )
 from arrowbank.bank.manifest_checks import check_manifest
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
+from arrowbank.bank.places import in_words, is_bare_journal, visible
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError

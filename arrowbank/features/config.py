@@ -1,0 +1,197 @@
+"""What decides a feature bank, and what only decides how it is made."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank.checks import reason
+from arrowbank.engine.plan import SHARD_ROWS, BatchRules
+from arrowbank.errors import ArrowbankError, InputError
+from arrowbank.models.config import ModelConfig
+from arrowbank.settings import Cosine, Count, Flag, Natural, Place, Settings, refuse_unread
+
+# Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
+# It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
+ENCODING_METHOD = 1
+
+DRIFT_SAMPLE = 64
+# Lowest cosines to MiniLM's float32 vectors over 64 texts: bfloat16 0.99994, weights rounded to 8 bits 0.9991, to 4 bits 0.83,
+# another pooling or layer below 0.3. So the bound lets through what rounding does, and nothing else: another device or library
+# version passes, another model or a quantisation that nobody declared does not.
+MIN_COSINE = 0.999
+
+
+class Encoder(Protocol):
+    """A frozen model that turns tokens into one vector a row."""
+
+    hidden_size: int
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Pooled vectors, [N, D] float32, not normalised, of N rows of exactly T tokens."""
+
+
+class OwnEncoder(Encoder, Protocol):
+    """An encoder of the user's own, which says which version it is."""
+
+    version: object
+
+
+class StreamEncoder(Encoder, Protocol):
+    """An encoder that can keep a device busy while Python looks at the results of the batch before."""
+
+    def encode_stream(self, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
+        """The result of `encode` for each of `batches`, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeConfig(Settings):
+    """Everything that decides the vectors, together with the token bank.
+
+    Either `model` (transformers) or `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
+    with a `version`) is given. `limit` encodes the first rows only, as a trial that is never committed. `onto` is a committed
+    feature bank of the first rows, whose shards are taken over as they are.
+    """
+
+    model: ModelConfig | None = None
+    encoder: str | None = None
+    rules: BatchRules = field(default_factory=BatchRules)
+    normalize: Annotated[bool, Flag("--no-normalize")] = True
+    shard_rows: Count = SHARD_ROWS
+    limit: Count | None = None
+    mirror: Annotated[bool, Flag("--no-mirror")] = True
+    onto: Place | None = None
+
+    def check(self) -> None:
+        if (self.model is None) == (self.encoder is None):
+            raise InputError("Give either a model or an encoder (package.module:factory), not both and not neither.")
+        if self.limit is not None and self.onto is not None:
+            raise InputError(
+                "limit is for trials, which are never committed, and onto for a bank that grows: give one of them."
+            )
+
+    @property
+    def model_path(self) -> str:
+        """The model as the user named it."""
+        return self.model.model if self.model else str(self.encoder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Settings):
+    """What decides how and which part of a bank is made, never what is in it.
+
+    `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every
+    n-th shard. Where a bank grows, each worker first encodes `drift_sample` of the old texts again (None: 64, 0: none); a cosine
+    to the stored vector below `min_cosine` (None: 0.999) ends the run.
+    """
+
+    engine: Literal["local", "ray"] = "local"
+    workers: Count | None = None
+    worker: tuple[int, int] | None = None
+    ray_address: str | None = None
+    rows: tuple[int, int] | None = None
+    shards: tuple[int, ...] | None = None
+    restart: bool = False
+    drift_sample: Natural | None = None
+    min_cosine: Cosine | None = None
+
+    def check(self) -> None:
+        if self.engine == "local":
+            refuse_unread("--engine local", self, ["ray_address"])
+        if self.drift_sample == 0:
+            refuse_unread("--drift-sample 0", self, ["min_cosine"])
+        if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
+            raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
+        if self.worker is not None and self.restart:
+            raise InputError("restart cannot be combined with worker i/n: other workers' shards would go. Restart without it.")
+
+
+def check_options(options: RunOptions, *, grows: bool) -> None:
+    """InputError for an option that is only for a bank that grows, where this one does not."""
+    if not grows:
+        refuse_unread("a bank that does not grow (no --onto)", options, ["drift_sample", "min_cosine"])
+
+
+@lru_cache(maxsize=1)
+def load_custom_encoder(spec: str) -> OwnEncoder:
+    """The user's own encoder, from "package.module:factory". InputError when it is not one.
+
+    A process makes it once: the plan asks it for its width and version, then the worker encodes with it.
+    """
+    module_name, _, factory_name = spec.partition(":")
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in factory_name.split("."):
+            factory = getattr(factory, part)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise InputError(
+            f"--encoder {spec}: cannot be imported ({error}). Give package.module:factory, importable from here "
+            "(set PYTHONPATH if it is not installed)."
+        ) from None
+    if not _takes_no_arguments(factory):
+        raise InputError(f"--encoder {spec}: cannot be called without arguments. Give a class or function that can.")
+    with _named(spec):
+        encoder = factory()
+    for attribute, meaning in (("hidden_size", "D, the width of a vector"), ("version", "named in the plan digest")):
+        if not hasattr(encoder, attribute):
+            raise InputError(f"--encoder {spec}: has no attribute {attribute} ({meaning}). Add it.")
+    return _NamedEncoder(spec, encoder)
+
+
+class _NamedEncoder:
+    """An encoder of the user's own: what it raises is an InputError that names it."""
+
+    def __init__(self, spec: str, encoder: Any) -> None:
+        self._spec, self._encoder = spec, encoder
+        self.hidden_size: int = encoder.hidden_size
+        self.version: object = encoder.version
+        if hasattr(encoder, "encode_stream"):
+            self.encode_stream = self._encode_stream
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        with _named(self._spec):
+            vectors: npt.NDArray[np.float32] = self._encoder.encode(input_ids_NT)
+        return vectors
+
+    def _encode_stream(self, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
+        with _named(self._spec):
+            yield from self._encoder.encode_stream(batches)
+
+
+@contextmanager
+def _named(spec: str) -> Iterator[None]:
+    """Turn what an encoder of the user's own raises into an InputError that names it."""
+    try:
+        yield
+    except ArrowbankError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"--encoder {spec}: raised {reason(error)}. Fix the encoder; with --debug and one worker its traceback is shown."
+        ) from error
+
+
+def _takes_no_arguments(factory: Any) -> bool:
+    if not callable(factory):
+        return False
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say
+        return True
+    return True
+
+
+def stream(encoder: Encoder, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
+    """Encode batches in order, with look-ahead where the encoder offers it."""
+    ahead = getattr(encoder, "encode_stream", None)
+    return ahead(batches) if ahead else map(encoder.encode, batches)

@@ -1,0 +1,44 @@
+"""Tokens to stored vectors: rows in batches of equal length through an encoder, then normalised and rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from arrowbank.bank.columns import list_values
+from arrowbank.engine.plan import Batch, BatchRules, batches, gather
+from arrowbank.errors import InputError
+from arrowbank.features.config import Encoder, stream
+
+
+def encoded(encoder: Encoder, input_ids: pa.Array, rules: BatchRules) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
+    """The batches of rows `input_ids` (list<int32>) and the pooled vectors of each, [N, D] float32. InputError for another shape."""
+    values, offsets = list_values(input_ids)
+    plan = list(batches(np.diff(offsets), rules))
+    pooled = stream(encoder, (gather(values, offsets, batch) for batch in plan))
+    for batch, vectors in zip(plan, pooled, strict=True):
+        if vectors.shape != (len(batch.rows), encoder.hidden_size):
+            raise InputError(
+                f"the encoder gave an array of shape {vectors.shape} for {len(batch.rows)} rows, "
+                f"expected {(len(batch.rows), encoder.hidden_size)}."
+            )
+        yield batch, vectors
+
+
+def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.bool_]]:
+    """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalised, rounded to nearest even), and which rows may be stored.
+
+    A row may be stored when it is finite and not all zero: [N] bool.
+    """
+    pooled = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    norms = torch.linalg.vector_norm(pooled, dim=1, keepdim=True)
+    if not normalize:
+        stored = pooled.half()
+        good = stored.isfinite().all(dim=1) & (stored != 0).any(dim=1)
+        return stored.numpy(), good.numpy()
+    good = (norms.isfinite() & (norms > 0)).squeeze(1)
+    return (pooled / norms).half().numpy(), good.numpy()  # torch rounds to float16 five times as fast as NumPy

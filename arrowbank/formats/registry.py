@@ -1,0 +1,122 @@
+"""The stage `export`: a bank becomes the files that a trainer reads unchanged, or is refused where they would mislead it.
+
+Every trainer assumes one convention for layers and one for the final norm, and none checks. What a bank says of itself is
+converted where that is exact, and otherwise refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
+from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_target_bank
+from arrowbank.errors import InputError
+from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables
+from arrowbank.formats import tokens as tokenshards
+from arrowbank.formats.export import Format
+from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.sidecar import About
+from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Settings, checked, refuse_unread
+
+FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
+OPTIONS = ("max_shard_bytes", "assume_norm", "stride")
+EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Settings):
+    """`format` is one of EVERY_FORMAT: FORMATS for a target bank, `tokenshards.LAYOUTS` for an arm, "npy" for a feature bank, "parquet"
+    for any; `assume_norm` is the norm of last hidden states that a bank
+    of "unknown" ones is to have; `stride` the step of an arm's loader, "T" or "T+1".
+    """
+
+    format: Annotated[str, Flag("--to")]
+    max_shard_bytes: Count | None = None
+    assume_norm: Literal["post", "pre"] | None = None
+    stride: Literal["T", "T+1"] | None = None
+
+    def check(self) -> None:
+        if self.format not in EVERY_FORMAT:
+            raise InputError(f"--to {self.format}: expected one of {', '.join(EVERY_FORMAT)}.")
+        read = _reads(self.format)
+        refuse_unread(f"--to {self.format}", self, [name for name in OPTIONS if name not in read])
+
+
+def _reads(format: str) -> set[str]:
+    """The options of `ExportConfig` that a format reads, beside its name."""
+    if format in tokenshards.LAYOUTS:
+        return {"stride"}
+    if format in FORMATS:
+        return {"assume_norm", "max_shard_bytes"} if FORMATS[format].shards else {"assume_norm"}
+    return set()
+
+
+@explains("out")
+@checked
+def export(
+    config: ExportConfig, bank: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Write `bank` in a trainer's format to `out`; what the last file says. Goes on where it stopped.
+
+    Raises InputError for what the format cannot hold or would mislabel, PlanMismatch where `out` holds another export, DiskFull,
+    BankLocked, CorruptBank.
+    """
+    require_separate([("--out", out)], [("BANK", bank)])
+    if config.format in tokenshards.LAYOUTS:
+        return tokenshards.export_tokens(
+            bank, out, format=config.format, stride=config.stride, restart=restart, progress=progress
+        )
+    if config.format in tables.FORMATS:
+        return tables.export_tables(bank, out, format=config.format, restart=restart, progress=progress)
+    format = FORMATS[config.format]
+    opened = open_target_bank(bank)
+    rows = format.fit(_vouched(opened, config))
+    recipe = {
+        "format": config.format,
+        "rows": rows.digest,
+        "max_shard_bytes": config.max_shard_bytes,
+        **manifest_of(rows.facts),
+    }
+    about = About(
+        format=config.format,
+        format_version=format.version,
+        made_from=made_from(opened),
+        options={"max_shard_bytes": config.max_shard_bytes, "assume_norm": config.assume_norm},
+    )
+    with ExportFolder(out, recipe, about=about, owns=format.owns, last=format.last, restart=restart) as folder:
+        if folder.complete:
+            progress.message(f"{folder.folder}: already complete, nothing to do")
+            return {"format": config.format, "complete": True}
+        opened.check_hashes()
+        shards = {} if config.max_shard_bytes is None else {"max_shard_bytes": config.max_shard_bytes}
+        total = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
+        with progress.phase("export", total, unit="bytes", texts=len(rows.lengths)) as phase:
+            return format.write(rows, folder, source=opened.manifest["source"], phase=phase, **shards)
+
+
+def _vouched(bank: TargetRows, config: ExportConfig) -> TargetRows:
+    """The rows under the norm that they are to have; InputError where something is missing or nobody knows it."""
+    facts = bank.facts
+    if facts.spans != "all":
+        raise InputError(
+            f"{bank.place}: keeps hidden states only where a loss token needs them, and {config.format} has no way to say so. "
+            "Make the bank with --spans all."
+        )
+    if facts.target_layer_ids is None:
+        raise InputError(f"{bank.place}: does not know which layers it holds. Import it again with --layers.")
+    norm = facts.last_hidden_norm
+    if config.assume_norm is not None:
+        if norm not in ("unknown", config.assume_norm):
+            raise InputError(
+                f"{bank.place}: its last hidden states are {norm}, not {config.assume_norm}: leave --assume-norm out."
+            )
+        norm = config.assume_norm
+    if norm == "unknown":
+        raise InputError(
+            f"{bank.place}: nobody said whether its last hidden states are after or before the final norm. Find out with "
+            "`arrowbank targets verify --model M`, then give --assume-norm post or pre."
+        )
+    return RowsView(bank, replace(facts, last_hidden_norm=norm, codec="bf16"))

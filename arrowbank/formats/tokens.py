@@ -1,0 +1,349 @@
+"""Where a loader cuts a file of tokens, and which planted triples it keeps whole.
+
+A loader reads windows of `read` tokens, `step` tokens apart, and drops what does not fill one. Under a step of T an example of T tokens
+stays whole; under T + 1 it drifts a token a window and is finally cut."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arrowbank.bank import Bank, open_bank
+from arrowbank.bank.columns import fixed_lists, list_values
+from arrowbank.bank.files import HashedFile, require_space
+from arrowbank.bank.manifest import read_json
+from arrowbank.bank.mapped import map_npy
+from arrowbank.bank.names import check_places
+from arrowbank.errors import CorruptBank, InputError
+from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.sidecar import SIDECAR, About, find_sidecar, sidecar_in
+from arrowbank.progress import SILENT, Progress
+
+STRIDES = ("T", "T+1")
+
+
+def whole_in_a_window(
+    begin: npt.NDArray[Any], end: npt.NDArray[Any], tokens: npt.NDArray[Any] | int, *, read: int, step: int
+) -> npt.NDArray[np.bool_]:
+    """For spans from token `begin` to token `end` (both included) of files of `tokens` tokens: whether one window holds each whole."""
+    start = begin // step * step
+    whole: npt.NDArray[np.bool_] = (end < start + read) & (start + read <= tokens)
+    return whole
+
+
+KIND = "in2"
+RAW_TOKENS = 100_000_000  # the loader behind the raw format ignores what is past it
+LLMC_HEADER = (20240520, 1)
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+MEGATRON_CODES = {"uint16": 8, "int32": 4}
+
+Ids = npt.NDArray[Any]
+Blocks = Callable[[], Iterator[Ids]]
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One shard to be written: `examples` rows of `width` ids each; `blocks()` gives them in pieces [n, width]."""
+
+    examples: int
+    width: int
+    dtype: str
+    blocks: Blocks
+
+    @property
+    def tokens(self) -> int:
+        return self.examples * self.width
+
+    def write_ids(self, file: HashedFile) -> None:
+        for block in self.blocks():
+            file.write(np.ascontiguousarray(block, self.dtype))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A loader's layout: the endings of its files and what writes each; the strides and dtypes that it knows, its own first."""
+
+    files: dict[str, Callable[[TokenFile, HashedFile], None]]
+    strides: tuple[str, ...] = STRIDES
+    dtypes: dict[str, str] | None = None  # the arm's → the file's; None: uint16 only
+    looks_ahead: bool = True  # reads a token past its step, for the labels
+    version: int | None = None  # the format's number, where it has one
+
+
+def _llmc(shard: TokenFile, file: HashedFile) -> None:
+    header = np.zeros(256, "<i4")
+    header[:3] = *LLMC_HEADER, shard.tokens
+    file.write(header)
+    shard.write_ids(file)
+
+
+def _npy(shard: TokenFile, file: HashedFile) -> None:
+    header = {"descr": "<u2", "fortran_order": False, "shape": (shard.tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    shard.write_ids(file)
+
+
+def _megatron_index(shard: TokenFile, file: HashedFile) -> None:
+    count, bytes_each = shard.examples, shard.width * np.dtype(shard.dtype).itemsize
+    file.write(MEGATRON_MAGIC + struct.pack("<QBQQ", 1, MEGATRON_CODES[shard.dtype], count, count + 1))
+    file.write(np.full(count, shard.width, "<i4"))
+    file.write(np.arange(count, dtype="<i8") * bytes_each)
+    file.write(np.arange(count + 1, dtype="<i8"))
+
+
+def _document_ends(shard: TokenFile, file: HashedFile) -> None:
+    file.write(np.arange(1, shard.examples + 1, dtype="<u8") * np.uint64(shard.width))
+
+
+def _metadata(shard: TokenFile, file: HashedFile) -> None:
+    file.write(f"unknown|2\n{shard.tokens}\n{shard.tokens:,} tokens".encode())
+
+
+LAYOUTS: dict[str, Layout] = {
+    "raw": Layout({".bin": TokenFile.write_ids}, dtypes={"uint16": "uint16", "uint32": "uint32"}, looks_ahead=False),
+    "llmc": Layout({".bin": _llmc}, version=LLMC_HEADER[1]),
+    "nanogpt-npy": Layout({".npy": _npy}),
+    "megatron": Layout(
+        {".bin": TokenFile.write_ids, ".idx": _megatron_index},
+        strides=("T",),
+        dtypes={"uint16": "uint16", "uint32": "int32"},
+        version=1,
+    ),
+    "nanotron": Layout(
+        {".ds": TokenFile.write_ids, ".ds.index": _document_ends, ".ds.metadata": _metadata}, strides=("T+1", "T")
+    ),
+}
+OWNS = ("*.bin", "*.idx", "*.npy", "*.ds", "*.ds.index", "*.ds.metadata")
+
+
+def export_tokens(
+    bank: str | Path,
+    out: str | Path,
+    *,
+    format: str,
+    stride: str | None = None,
+    restart: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Write the examples of the arm `bank` as `format` (one of LAYOUTS) to `out`; what the sidecar says.
+
+    `stride` is the loader's: "T" or "T+1" (None: the one that the format's loader has). Goes on where it stopped.
+
+    Raises InputError (no arm, a stride or ids that the format does not know), PlanMismatch, BankLocked, CorruptBank, DiskFull.
+    """
+    layout, opened = LAYOUTS[format], open_bank(bank)
+    stride = stride or layout.strides[0]
+    facts = opened.manifest
+    if opened.kind != KIND:
+        raise InputError(f"{bank}: a bank of {opened.kind}; {format} takes an arm that `arrowbank in2 build` has written.")
+    if stride not in layout.strides:
+        raise InputError(f"--stride {stride}: {format} knows {' and '.join(layout.strides)}.")
+    dtype = (layout.dtypes or {"uint16": "uint16"}).get(facts["dtype"])
+    if dtype is None:
+        raise InputError(f"{bank}: its ids are {facts['dtype']}, {format} holds uint16. Export as raw or megatron.")
+    shards = _shards(opened, stride, dtype)
+    if format == "raw" and (most := max(shard.tokens for shard in shards)) > RAW_TOKENS:
+        raise InputError(
+            f"{bank}: a shard would hold {most:,} tokens, a loader reads {RAW_TOKENS:,}. Build with more --shards."
+        )
+    recipe = {"format": format, "stride": stride, "rows": opened.content_digest, "shards": len(shards)}
+    about = About(format=format, format_version=layout.version, made_from=made_from(opened), options={"stride": stride})
+    with ExportFolder(out, recipe, about=about, owns=OWNS, restart=restart) as folder:
+        if folder.complete:
+            progress.message(f"{folder.folder}: already complete, nothing to do")
+            return {"format": format, "complete": True}
+        opened.check_hashes()
+        require_space(folder.folder, sum(shard.tokens for shard in shards) * np.dtype(dtype).itemsize, "the export")
+        if layout.looks_ahead and len(shards) == 1 and facts["split"] == "train":
+            progress.message("one train shard: a loader that opens the next file early wants two. Build with --shards 2.")
+        with progress.phase("export", len(opened), unit="examples") as phase:
+            for index, shard in enumerate(shards):
+                for ending, write in layout.files.items():
+                    folder.write(_name(facts, index, ending), partial(write, shard))
+                phase.advance(shard.examples)
+        return folder.finish(_facts(opened, format, stride, shards))
+
+
+def _name(facts: dict[str, Any], index: int, ending: str) -> str:
+    return f"in2{facts['arm']}_{facts['split']}_{index:05d}{ending}"
+
+
+def _shards(bank: Bank, stride: str, dtype: str) -> list[TokenFile]:
+    """The files to be written: the same examples in each as in the arm's raw shards."""
+    examples, per_shard = len(bank), -(-len(bank) // bank.manifest["recipe"]["shards"])
+    width = bank.manifest["T"] + (stride == "T+1")
+    ranges = [range(start, min(start + per_shard, examples)) for start in range(0, examples, per_shard)]
+    return [TokenFile(len(rows), width, dtype, partial(_blocks, bank, rows, stride)) for rows in ranges]
+
+
+def _blocks(bank: Bank, rows: range, stride: str) -> Iterator[Ids]:
+    """The ids of `rows`, an Arrow shard at a time; under T+1 with the first id of the next example behind each (of the first behind
+    the last)."""
+    for index, batch in enumerate(bank.shards()):
+        low, high = int(bank.starts[index]), int(bank.starts[index + 1])
+        ids = fixed_lists(batch.column("input_ids"))
+        part = ids[max(0, rows.start - low) : max(0, rows.stop - low)]
+        if not len(part):
+            continue
+        if stride == "T+1":
+            after = fixed_lists(bank.shard((index + 1) % len(bank.shard_names)).column("input_ids"))[0, :1]
+            firsts = np.concatenate([ids[1:, 0], after])[max(0, rows.start - low) : min(rows.stop, high) - low]
+            part = np.concatenate([part, firsts[:, None]], axis=1)
+        yield part
+
+
+def _facts(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dict[str, Any]:
+    facts, looks_ahead = bank.manifest, LAYOUTS[format].looks_ahead
+    length = facts["T"]
+    steps = {"T": length, "T+1": length + 1}
+    return {
+        "stride": stride,
+        "arm": facts["arm"],
+        "split": facts["split"],
+        "T": length,
+        "examples": len(bank),
+        "dtype": shards[0].dtype,
+        "vocab": facts["vocab"],
+        "shards": [
+            {"name": _name(facts, index, next(iter(LAYOUTS[format].files))), "examples": shard.examples, "tokens": shard.tokens}
+            for index, shard in enumerate(shards)
+        ],
+        "triples": facts["triples"],
+        "survivors": {
+            name: _survivors(bank, shards[0].width, shards[0].examples, length + 1 if looks_ahead else step, step)
+            for name, step in steps.items()
+        },
+    }
+
+
+def _survivors(bank: Bank, width: int, per_shard: int, read: int, step: int) -> int:
+    """The triples that windows of `read` tokens, `step` apart, hold whole, each file cut from its begin."""
+    span, count = bank.manifest["span"], 0
+    for index, batch in enumerate(bank.shards()):
+        needles, offsets = list_values(batch.column("needle_start"))
+        probes, _ = list_values(batch.column("probe_start"))
+        examples = np.repeat(np.arange(int(bank.starts[index]), int(bank.starts[index + 1])), np.diff(offsets))
+        first = examples % per_shard * width
+        in_file = np.minimum(per_shard, len(bank) - examples // per_shard * per_shard) * width
+        whole = whole_in_a_window(first + needles, first + probes + span - 1, in_file, read=read, step=step)
+        count += int(np.count_nonzero(whole))
+    return count
+
+
+HEADER_BYTES = 1024
+
+
+class TokenExport:
+    """An export of an arm. `said` is its sidecar, `shards` are its files' ids, mapped.
+
+    Raises InputError for a folder that is none, CorruptBank where files are missing or do not agree with their headers.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.said = sidecar_in(self.folder)
+        if self.said.get("format") not in LAYOUTS:
+            raise InputError(f"{folder}: not an export of an arm. Give a folder that `arrowbank export` has written.")
+        self._listed = {entry["name"] for entry in self.said["files"]}
+        check_places(self.folder, self._listed, self.folder / SIDECAR)
+        try:
+            self.shards = [self._shard(entry["name"], entry["tokens"]) for entry in self.said["shards"]]
+        except (KeyError, TypeError) as error:
+            raise CorruptBank(f"{self.folder / SIDECAR}: no usable shards ({error!r}). Export again.") from None
+
+    def _shard(self, name: str, tokens: int) -> Ids:
+        if name not in self._listed:
+            raise CorruptBank(f"{self.folder / SIDECAR}: shard {name!r} is not among its files. Export again.")
+        ids = read_ids(self.said["format"], self.folder / name, self.said["dtype"])
+        if len(ids) != tokens:
+            raise CorruptBank(f"{self.folder / name}: {len(ids):,} tokens, {SIDECAR} says {tokens:,}. Export again.")
+        return ids
+
+
+def is_token_export(folder: Path) -> bool:
+    """Whether `folder` holds an export of an arm."""
+    path = find_sidecar(folder)
+    said = read_json(path) if path else {}
+    return isinstance(said, dict) and said.get("format") in LAYOUTS
+
+
+def read_ids(format: str, path: Path, dtype: str | None) -> Ids:
+    """The ids in the file `path` of one of LAYOUTS, mapped. `dtype` is that of an export of an arm, whose documents are its examples;
+    None: the file is another program's, and uint16 where it does not say more. CorruptBank where its header, or an index beside it,
+    does not agree with it."""
+    try:
+        return _READERS[format](path, dtype)
+    except (OSError, ValueError, struct.error) as error:
+        raise CorruptBank(f"{path}: not readable as {format} ({error}). Export again.") from None
+
+
+def _raw(path: Path, dtype: str | None) -> Ids:
+    return np.asarray(np.memmap(path, dtype or "<u2", mode="r"))
+
+
+def _read_llmc(path: Path, dtype: str | None) -> Ids:
+    header = np.fromfile(path, "<i4", 256)
+    ids = np.asarray(np.memmap(path, "<u2", mode="r", offset=HEADER_BYTES))
+    _require(header[:2].tolist() == list(LLMC_HEADER) and not header[3:].any(), "another header")
+    _require(int(header[2]) == len(ids), f"the header announces {header[2]:,} tokens, {len(ids):,} are there")
+    return ids
+
+
+def _read_npy(path: Path, dtype: str | None) -> Ids:
+    ids = map_npy(path)
+    _require(ids.dtype == np.uint16 and ids.ndim == 1, f"{ids.dtype} of shape {ids.shape}")
+    return ids
+
+
+def _megatron(path: Path, dtype: str | None) -> Ids:
+    index = path.with_suffix(".idx").read_bytes()
+    magic, fixed = len(MEGATRON_MAGIC), struct.calcsize("<QBQQ")
+    version, code, count, documents = struct.unpack_from("<QBQQ", index, magic)
+    kinds = {code: kind for kind, code in MEGATRON_CODES.items() if dtype in (None, kind)}
+    _require(index[:magic] == MEGATRON_MAGIC and version == 1 and code in kinds, "another index header")
+    ids = _raw(path, kinds[code])
+    at = magic + fixed
+    _require(len(index) == at + 12 * count + 8 * documents, f"the index has {len(index)} bytes")
+    lengths = np.frombuffer(index, "<i4", count, at)
+    pointers = np.frombuffer(index, "<i8", count, at + 4 * count)
+    ends = np.frombuffer(index, "<i8", documents, at + 12 * count)
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    _require(np.array_equal(pointers, starts * ids.itemsize), "pointers are not where sequences start")
+    if dtype:
+        _require(np.array_equal(ends, np.arange(count + 1)), "a document is not one example")
+    _require(documents > 0 and (int(ends[0]), int(ends[-1])) == (0, count), "documents do not end with the sequences")
+    _require(bool((np.diff(ends) >= 0).all()) and bool((lengths >= 0).all()), "sequences or documents of negative length")
+    _require(int(lengths.sum(dtype=np.int64)) == len(ids), "sequences do not add up to the tokens")
+    return ids
+
+
+def _nanotron(path: Path, dtype: str | None) -> Ids:
+    said = Path(f"{path}.metadata").read_text().split("\n")
+    width = said[0].rpartition("|")[2]
+    _require(width == "2" or (width == "4" and dtype is None), "the metadata says another width of a token")
+    ids, ends = _raw(path, f"<u{width}"), np.fromfile(f"{path}.index", "<u8")
+    _require(len(ends) > 0 and int(ends[-1]) == len(ids), "documents do not end where the tokens do")
+    _require(bool((ends[1:] >= ends[:-1]).all()), "documents of negative length")
+    _require(int(said[1]) == len(ids), "the metadata says otherwise")
+    return ids
+
+
+_READERS: dict[str, Callable[[Path, str | None], Ids]] = {
+    "raw": _raw,
+    "llmc": _read_llmc,
+    "nanogpt-npy": _read_npy,
+    "megatron": _megatron,
+    "nanotron": _nanotron,
+}
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)

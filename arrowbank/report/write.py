@@ -1,0 +1,230 @@
+"""`report`: open what is given, look at it, and write the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from arrowbank.bank.cards import describe_bank
+from arrowbank.bank.checks import Check, attempt
+from arrowbank.bank.files import human_bytes, publish_alone, refuse_address
+from arrowbank.bank.info import PARTS
+from arrowbank.bank.manifest import MANIFEST
+from arrowbank.bank.places import require_separate
+from arrowbank.bank.reader import Bank
+from arrowbank.bank.refusals import explained, explains
+from arrowbank.bank.targets import TargetBank
+from arrowbank.bank.trunk import TrunkBank
+from arrowbank.drawing.markup import Markup, join, plural, tag
+from arrowbank.errors import InputError
+from arrowbank.features.audit import read_audit
+from arrowbank.progress import SILENT, Progress
+from arrowbank.report.arms import tell_arms, tell_probes
+from arrowbank.report.build import one_step, pace_plots
+from arrowbank.report.drafts import tell_drafts, tell_trunk
+from arrowbank.report.healed import tell_healing
+from arrowbank.report.hidden import tell_taps, tell_targets
+from arrowbank.report.integrity import Proof, audit_section, files_of, prove
+from arrowbank.report.page import Page
+from arrowbank.report.section import Section, Story, code_block, facts_list, paragraph, plots
+from arrowbank.report.subject import IN2, Subject, open_subject
+from arrowbank.report.vectors import tell_texts
+from arrowbank.secrets import hide
+from arrowbank.settings import Place, Range, Settings, checked, refuse_unread
+
+POINTS, NEIGHBOURS = 2000, 8
+MAX_POINTS, MAX_NEIGHBOURS = 5000, 20  # so that a page stays one that opens on a phone
+WORDS = {
+    "texts": "texts",
+    "tokens": "tokens",
+    "features": "feature bank",
+    "targets": "target bank",
+    "in2": "IN2 arms",
+    "in2-probes": "IN2 probes",
+    "trunk": "trunk bank",
+    "taps": "taps",
+    "drafts": "drafts",
+    "heal": "healed draft",
+}
+UNITS = {
+    "in2": "examples",
+    "in2-probes": "trials",
+    "trunk": "windows",
+    "taps": "windows",
+    "targets": "samples",
+    "drafts": "windows",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig(Settings):
+    """What a page has.
+
+    verify       prove every byte of the banks, not only sizes and row counts
+    points       vectors on the map of a feature bank, 0 for no map (None: 2,000)
+    neighbours   nearest texts of each, exact and of the whole bank (None: 8)
+    audit        a file that `arrowbank audit --out` wrote, to show beside
+    """
+
+    verify: bool = False
+    points: Annotated[int, Range(0, MAX_POINTS)] | None = None
+    neighbours: Annotated[int, Range(1, MAX_NEIGHBOURS)] | None = None
+    audit: Place | None = None
+
+    def check(self) -> None:
+        if self.points == 0:
+            refuse_unread("--points 0", self, ["neighbours"])
+
+
+@explains("out")
+@checked
+def write_report(
+    config: ReportConfig, banks: Sequence[str | Path], out: str | Path, *, progress: Progress = SILENT
+) -> list[Check]:
+    """Write the page about `banks` to the file `out`; the checks that were run.
+
+    `banks` is one folder or address: a committed bank of any kind, a folder that `build` made, or a healing's OUT.heal; or several
+    IN2 arms.
+    The page is written also where a check fails, and says so; a part that cannot be made from what the bank holds is a failed check
+    with the file. The same banks and options give the same bytes.
+
+    Raises InputError (no bank, banks that do not go together, an audit that is none), IncompleteBank (not committed),
+    CorruptBank (files missing or cut), DiskFull.
+    """
+    out = Path(out)
+    refuse_address(out)
+    if out.is_dir() or out.suffix not in (".html", ".htm"):
+        what = "a folder" if out.is_dir() else "no name of a page"
+        raise InputError(f"{out}: {what}, expected a file that ends in .html. Give one such as report.html.")
+    audit = None if config.audit is None else read_audit(config.audit)
+    subject = open_subject(banks, progress)
+    require_separate(
+        [], [("--audit", config.audit), *(("BANK", bank) for bank in subject.banks.values())], files=[("--out", out)]
+    )
+    if subject.bank("features") is None:
+        refuse_unread("a page without a feature bank", config, ["points", "neighbours"])
+    proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
+    damaged = any(proof.damaged for proof in proofs.values())
+    story = _damaged(subject) if damaged else _told(subject, config, progress)
+    sections, checks = [*story.sections], [*story.checks]
+    if audit is not None:
+        sections.append(audit_section(audit))
+    if subject.banks:
+        sections += _common(subject, proofs, checks)
+    name = ", ".join(subject.banks) if len(subject.banks) > 1 and subject.kind == IN2 else subject.folder.resolve().name
+    page = Page(
+        title=name,
+        what=WORDS.get(subject.kind, subject.kind),
+        subtitle=_subtitle(subject, checks),
+        tiles=[*story.tiles, *_tiles(subject, proofs)],
+        sections=sections,
+        data=story.data,
+    )
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    publish_alone(out, hide(page.html().decode()).encode())
+    return [*checks, *(check for proof in proofs.values() for check in proof.checks)]
+
+
+def _told(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
+    """`_story`; where the bank holds something that cannot be shown, a page that says so, with a failed check."""
+    # an OUT.heal is read here for the first time: what is wrong with it is an error, as opening a bank is
+    if not subject.banks:
+        return _story(subject, config, progress)
+    with attempt(subject.folder) as failures:
+        return _story(subject, config, progress)
+    return Story([], [_not_shown(failures[0])], checks=[Check("page", False, failures[0])])
+
+
+def _not_shown(why: str) -> Section:
+    return Section("Not shown", [paragraph(why)])
+
+
+def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
+    """What this kind of bank has to say for itself."""
+    if not subject.banks:
+        return tell_healing(subject.folder, full=config.verify)
+    main, kind = subject.main, subject.kind
+    if isinstance(main, TargetBank):
+        return tell_targets(main)
+    if isinstance(main, TrunkBank):
+        return tell_trunk(main)
+    if kind in PARTS:
+        points = POINTS if config.points is None else config.points
+        if points and subject.bank("features") is not None:
+            progress.message(f"{subject.folder}: looking for the nearest texts of {min(points, len(main)):,} of them")
+        return tell_texts(subject, points=points, neighbours=config.neighbours or NEIGHBOURS)
+    if kind == "in2":
+        return tell_arms(subject.banks)
+    tellers = {"in2-probes": tell_probes, "taps": tell_taps, "drafts": tell_drafts}
+    return tellers[kind](main) if kind in tellers else Story([(f"{len(main):,}", "rows")], [])  # what every bank has is shown
+
+
+def _damaged(subject: Subject) -> Story:
+    """Of a bank with a damaged file nothing is shown that would have to be read from it."""
+    words = "A file is not the one that was committed, so nothing of what it holds is shown. It is named below."
+    return Story([(f"{len(subject.main):,}", "rows")], [Section("Damaged", [paragraph(words)])])
+
+
+def _subtitle(subject: Subject, checks: list[Check]) -> str:
+    if not subject.banks:
+        return "A draft trained to agree with its trunk again: what a server would keep of it, before and after."
+    with attempt(subject.main.folder / MANIFEST) as failures:
+        return _titles(subject)
+    checks.append(Check("page", False, failures[0]))
+    return ""
+
+
+def _titles(subject: Subject) -> str:
+    first, *more = dict.fromkeys(describe_bank(bank.manifest).title for bank in subject.banks.values())
+    return ", ".join([first, *(name[0].lower() + name[1:] if name[1:2].islower() else name for name in more)]) + "."
+
+
+def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
+    if not subject.banks:
+        return []
+    size = sum(entry["bytes"] for bank in subject.banks.values() for entry in bank.manifest["files"])
+    shards = sum(len(bank.shard_names) for bank in subject.banks.values())
+    good = all(proof.ok for proof in proofs.values())
+    return [(human_bytes(size), f"in {plural(shards, 'shard')}"), ("✓" if good else "✗", next(iter(proofs.values())).words)]
+
+
+def _common(subject: Subject, proofs: dict[str, Proof], checks: list[Check]) -> list[Section]:
+    """What every bank's page has: facts, how to open it, files and checks, how fast it was built. What cannot be described is
+    added to `checks`."""
+    single = len(subject.banks) == 1
+    facts, opening, paces, left = [], [], [], []
+    for name, bank in subject.banks.items():
+        with attempt(bank.folder / MANIFEST) as failures:
+            facts.append(_facts(name, bank, single=single))
+            opening += [] if single else [tag("h3", None, name)]
+            opening.append(code_block(describe_bank(bank.manifest).snippet))
+        facts += [paragraph(failure) for failure in failures]
+        checks += [Check("page", False, failure) for failure in failures]
+        drawn = pace_plots(name, bank, UNITS.get(bank.kind, "texts"))
+        paces += drawn
+        left += [] if drawn else [paragraph(one_step(bank) if single else f"{name}: {one_step(bank)}")]
+    how = (
+        "Every byte was read and proved against the manifest (--verify)."
+        if next(iter(proofs.values())).full
+        else "Quick checks: sizes and row counts of all files. The verb verify, or --verify here, reads every byte."
+    )
+    files = [files_of(name, subject.banks[name], proof) for name, proof in proofs.items()]
+    return [
+        Section("What it is", facts, short="Facts"),
+        Section("How to open it", opening, short="Open it"),
+        Section("Files and checks", files, how, "Files"),
+        Section("How fast it was built", [*([plots(*paces)] if paces else []), *left], short="Build"),
+    ]
+
+
+def _facts(name: str, bank: Bank, *, single: bool) -> Markup:
+    described = describe_bank(bank.manifest)
+    facts: dict[str, Any] = {
+        **described.facts,
+        "format": bank.manifest["format"],
+        "plan digest": tag("code", None, bank.plan_digest),
+    }
+    return join([None if single else tag("h3", None, name), facts_list(facts)])

@@ -1,0 +1,420 @@
+"""One shard of a captured target bank: token rows in, a record batch of hidden states out, and its counts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from arrowbank import engine
+from arrowbank.bank import BankWriter
+from arrowbank.bank.files import free_bytes, require_space
+from arrowbank.bank.floats import Bits, all_finite, nonfinite
+from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
+from arrowbank.bank.targets import KIND, Codec, Spans, TargetFacts, TargetSample, manifest_of, needed_positions
+from arrowbank.engine.plan import BatchRules, Shard, batches, gather
+from arrowbank.errors import BadVector, InputError
+from arrowbank.inputs.lines import MAX_LINE_BYTES
+from arrowbank.inputs.samples import ASSISTANT_TOKENS, Records
+from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
+from arrowbank.progress import SILENT, Progress
+from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
+from arrowbank.targets.conversations import ChatTokenizer
+from arrowbank.targets.rows import PreparedRows, RowMaker, RowRules, prepare
+from arrowbank.targets.shards import (
+    SHARD_BYTES,
+    ShardSource,
+    TargetEstimate,
+    check_layers,
+    commit_targets,
+    filled,
+    is_done,
+    publish_tally,
+    require_budget,
+    target_shards,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from arrowbank.models import ModelConfig, ModelInfo
+    from arrowbank.models.taps import HiddenStates
+
+
+Report = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureJob:
+    """How a process becomes a worker. Everything here pickles; the model is loaded by the worker itself.
+
+    rows      the file of prepared rows
+    tallies   the folder for the counts of shards
+    """
+
+    model: ModelConfig
+    info: ModelInfo
+    facts: TargetFacts
+    rules: BatchRules
+    rows: Path
+    tallies: Path
+    processes: int = 1
+
+    def __call__(self, number: int) -> ShardCapturer:
+        from arrowbank.models import load_taps
+
+        if self.processes > 1:  # they share the cores; the bits of a hidden state do not depend on how many there are
+            torch.set_num_threads(max(1, torch.get_num_threads() // self.processes))
+        layers = self.facts.target_layer_ids or ()
+        states = load_taps(self.model, layers, self.facts.last_hidden_norm, worker=number, info=self.info)
+        return ShardCapturer(self, states)
+
+
+class ShardCapturer:
+    """A worker that holds the model and the prepared rows."""
+
+    def __init__(self, job: CaptureJob, states: HiddenStates) -> None:
+        self.job, self.states = job, states
+        self._rows = PreparedRows(job.rows)
+
+    def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
+        """The columns of a target bank for the shard's rows, all in memory; its counts are published. Reports tokens.
+
+        Raises BadVector for hidden states that are NaN or Inf.
+        """
+        facts = self.job.facts
+        rows = CapturedRows(facts, *self._rows.of(shard), place=self.job.info.model)
+        source = ShardSource(rows, Shard(shard.index, 0, shard.rows), facts, keep_nonfinite=False)
+        batch, tokens = source.batch, len(rows.input_ids)
+        if facts.codec == "bf16" and facts.spans == "all":  # straight into the columns' memory
+            rows.taps, rows.last = (promise.reserved.reshape(tokens, -1) for promise in source.promises)
+            self._capture(rows, report)
+        else:
+            rows.taps = np.empty((tokens, facts.layers * facts.hidden_size), np.uint16)
+            rows.last = np.empty((tokens, facts.hidden_size), np.uint16)
+            self._capture(rows, report)
+            filled(batch, source.promises)
+        publish_tally(self.job.tallies, shard.index, source.tally)
+        return batch
+
+    def _capture(self, rows: CapturedRows, report: Report) -> None:
+        """Fill `rows` with their hidden states."""
+        plan = list(batches(np.diff(rows.offsets), self.job.rules))
+        streamed = self.states.stream(gather(rows.input_ids, rows.offsets, batch) for batch in plan)
+        for batch, states in zip(plan, streamed, strict=True):
+            bits = states.view(torch.int16).numpy().view(np.uint16)
+            if not all_finite(bits):
+                self._refuse([rows.names[row] for row in batch.rows], bits)
+            for row, hidden in zip(batch.rows, bits, strict=True):
+                tokens = slice(int(rows.offsets[row]), int(rows.offsets[row + 1]))
+                rows.taps[tokens] = hidden[:, :-1].reshape(batch.length, -1)
+                rows.last[tokens] = hidden[:, -1]
+            report(len(batch.rows) * batch.length)
+
+    def _refuse(self, names: Sequence[str], bits: Bits) -> None:
+        row = next(at for at in range(len(bits)) if not all_finite(bits[at]))
+        layers = [*self.job.facts.layer_names, "last"]
+        counts = nonfinite(bits[row]).sum(axis=(0, 2))
+        listed = ", ".join(f"{count} in layer {layer}" for layer, count in zip(layers, counts, strict=True) if count)
+        raise BadVector(
+            f"sample {names[row]}: model {self.job.info.model!r} gave values that are NaN or Inf ({listed}), computing in "
+            f"{self.job.info.dtype}. Nothing of this shard was kept. Such values come from the model or its dtype: try --dtype "
+            "bfloat16 or float32, check the weights, or leave the sample out."
+        )
+
+
+@dataclass
+class CapturedRows:
+    """The rows of a shard in memory, as `TargetRows`: flat tokens, and a token's hidden states as a row of `taps` and of `last`."""
+
+    facts: TargetFacts
+    names: list[str]
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int32]
+    place: str
+    taps: Bits = field(default_factory=lambda: np.empty((0, 0), np.uint16))  # until they are captured
+    last: Bits = field(default_factory=lambda: np.empty((0, 0), np.uint16))
+    digest: str = ""  # they live too briefly to be told from others
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return np.diff(self.offsets).astype(np.int64)
+
+    def read(self, row: int) -> TargetSample:
+        tokens = slice(int(self.offsets[row]), int(self.offsets[row + 1]))
+        return TargetSample(
+            self.names[row], self.input_ids[tokens], self.loss_mask[tokens], self.taps[tokens], self.last[tokens]
+        )
+
+
+METHOD = 1  # raise it when the same samples and weights would give other bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureConfig(Settings):
+    """What is captured of which samples. Raises InputError for a value that no capture could take.
+
+    model              layer, pooling and backbone stay at their defaults: which states are kept is said here
+    data               JSON lines (.gz, .zst) of conversations or token rows, a saved dataset, or a token bank
+    target_layer_ids   ascending; i is what decoder block i puts out, −1 the embeddings
+    tokenizer          a folder or hub name; default the model's
+    target_model       the very string that the trainer will be given; default the model's as given
+    max_length         tokens kept of a sample
+    min_loss_tokens    samples with fewer are dropped
+    last_hidden_norm   "post" or "pre": last hidden states after or before the model's final norm
+    limit              only the first samples
+    max_line_bytes     a longer line of the data is an error; it decides no row
+    """
+
+    model: ModelConfig
+    data: str | Path
+    target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")]
+    tokenizer: Place | None = None
+    target_model: str | None = None
+    max_length: Count = 2048
+    min_loss_tokens: Natural = 14
+    last_hidden_norm: Literal["post", "pre"] = "post"
+    codec: Codec = "bf16"
+    spans: Spans = "all"
+    rules: BatchRules = field(default_factory=BatchRules)
+    limit: Count | None = None
+    max_shard_bytes: Count | None = None
+    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
+    max_line_bytes: Count = MAX_LINE_BYTES
+
+    def check(self) -> None:
+        check_layers(self.target_layer_ids)
+        plain = ModelConfig(model=self.model.model)
+        for name in ("layer", "pooling", "backbone"):
+            if getattr(self.model, name) != getattr(plain, name):
+                raise InputError(
+                    f"model.{name} is {getattr(self.model, name)!r}, which a capture has no use for; expected the default, "
+                    f"{getattr(plain, name)!r}. Which hidden states are kept is said by target_layer_ids and last_hidden_norm."
+                )
+
+
+@dataclass
+class CapturePlan:
+    """Everything that is fixed before the first forward pass. Raises InputError for a model or data that cannot be used."""
+
+    config: CaptureConfig
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        """The model; InputError where it lacks a layer that is asked for."""
+        info = describe(self.config.model)
+        if (highest := self.config.target_layer_ids[-1]) >= info.num_layers:
+            raise InputError(
+                f"--layers {','.join(map(str, self.config.target_layer_ids))}: there is no block {highest}, {info.model!r} has "
+                f"{info.num_layers}; expected ids from 0 to {info.num_layers - 1}, or −1 for the embeddings."
+            )
+        return info
+
+    @cached_property
+    def records(self) -> Records:
+        return Records(Path(self.config.data), self.config.max_line_bytes)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast | None:
+        """What makes the tokens; None where the data are tokens already."""
+        if self.facts.loss_mask != ASSISTANT_TOKENS:
+            refuse_unread(f"{self.config.data}, which holds token rows", self.config, ["tokenizer"])
+            return None
+        return load_tokenizer(self._tokenizer_name, trust_remote_code=self.config.model.trust_remote_code)
+
+    @cached_property
+    def chat(self) -> ChatTokenizer | None:
+        return None if self.tokenizer is None else ChatTokenizer(self.tokenizer, self._tokenizer_name)
+
+    @property
+    def _tokenizer_name(self) -> str:
+        return self.config.tokenizer or self.config.model.model
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        config, info = self.config, self.info
+        return TargetFacts(
+            target_layer_ids=config.target_layer_ids,
+            layers=len(config.target_layer_ids),
+            hidden_size=info.hidden_size,
+            target_model_name_or_path=config.target_model or config.model.model,
+            last_hidden_norm=config.last_hidden_norm,
+            loss_mask=self.records.loss_mask_rule,
+            codec=config.codec,
+            spans=config.spans,
+            vocab_size=info.vocab_size,
+            num_hidden_layers=info.num_layers,
+        )
+
+    def maker(self) -> RowMaker:
+        """What makes the token rows."""
+        rules = RowRules(
+            loss_mask=self.facts.loss_mask,
+            max_length=self.config.max_length,
+            min_loss_tokens=self.config.min_loss_tokens,
+            limit=self.config.limit,
+            vocab_size=self.info.vocab_size,
+            max_positions=self.info.max_positions,
+            model=self.info.model,
+        )
+        return RowMaker(self.records, rules, self.chat)
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.config.max_shard_bytes or SHARD_BYTES
+
+    @cached_property
+    def sources(self) -> dict[str, Any]:
+        """What the rows are made of and by, as the manifest names it."""
+        return {
+            "data_sha256": self.records.sha256,
+            "tokenizer_fingerprint": None if self.tokenizer is None else tokenizer_fingerprint(self.tokenizer),
+            "chat_template_sha256": None if self.chat is None else self.chat.template_sha256,
+            "max_length": self.config.max_length,
+            "min_loss_tokens": self.config.min_loss_tokens,
+            "limit": self.config.limit,
+        }
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Everything that decides the bytes; hashed into the plan digest."""
+        rules = self.config.rules
+        return {
+            "method": METHOD,
+            "model": {name: value for name, value in self.info.recipe().items() if name not in ("layer", "pooling")},
+            "batches": {
+                "max_batch": rules.max_batch,
+                "token_budget": rules.token_budget,
+                "grouping": "exact_token_length",
+            },
+            "shard_bytes": self.shard_bytes,
+            **self.sources,
+            **manifest_of(self.facts),
+        }
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The fields that are known before the work."""
+        return {
+            **manifest_of(self.facts),
+            **self.sources,
+            "text_count": None,  # known when the rows are prepared
+            "source": self.records.path.name,
+            "model_fingerprint": self.info.fingerprint,
+            "dtype": self.info.dtype,
+            "quantisation": self.info.quantisation,
+        }
+
+    def row_bytes(self, rows: PreparedRows) -> list[int]:
+        """The bytes that each row takes in the bank."""
+        hidden = rows.needed if self.facts.spans == "supervised" else rows.lengths
+        return [self.facts.sample_bytes(int(tokens), int(kept)) for tokens, kept in zip(rows.lengths, hidden, strict=True)]
+
+
+@explains("out")
+@checked
+def capture(
+    config: CaptureConfig,
+    out: str | Path,
+    *,
+    restart: bool = False,
+    workers: Count | None = None,
+    progress: Progress = SILENT,
+) -> Manifest:
+    """Capture the hidden states of `config.model` for `config.data` into the target bank `out`; its manifest.
+
+    Goes on where an earlier run stopped. `workers` processes (default: one a GPU, or one) write the same bytes as one.
+
+    Raises InputError (model, data, a model that cannot be tapped), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull,
+    WorkerDied.
+    """
+    inputs = [
+        ("--data", config.data),
+        ("--model", local_model(config.model.model)),
+        ("--tokenizer", local_model(config.tokenizer)),
+    ]
+    require_separate([("--out", out)], inputs)
+    plan = CapturePlan(config)
+    with BankWriter(out, kind=KIND, recipe=plan.recipe, restart=restart, manifest=plan.manifest) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return bank.manifest
+        if plan.chat and plan.chat.dated:
+            progress.message("the chat template writes today's date into samples: another day gives other tokens")
+        rows, counts = prepare(bank.work_dir, bank.plan_digest, plan.maker(), progress)
+        bank.save_progress(text_count=len(rows))
+        shards = target_shards(rows.lengths, plan.facts, plan.shard_bytes)
+        todo = [shard for shard in shards if not is_done(bank, shard)]
+        _require_room(plan, rows, todo, bank)
+        _make_shards(plan, rows, shards, todo, bank, workers, progress)
+        return commit_targets(bank, shards, plan.facts, {"few_loss_tokens": counts.few_loss_tokens}, truncated=counts.truncated)
+
+
+def _require_room(plan: CapturePlan, rows: PreparedRows, todo: list[Shard], bank: BankWriter) -> None:
+    sizes = plan.row_bytes(rows)
+    require_budget(sum(sizes), plan.config.budget_bytes, "the target bank")
+    require_space(bank.folder, sum(sum(sizes[shard.start : shard.stop]) for shard in todo), "the target bank")
+
+
+def _make_shards(
+    plan: CapturePlan,
+    rows: PreparedRows,
+    shards: list[Shard],
+    todo: list[Shard],
+    bank: BankWriter,
+    workers: int | None,
+    progress: Progress,
+) -> None:
+    if len(todo) < len(shards):
+        progress.message(f"{bank.folder}: {len(shards) - len(todo)} of {len(shards)} shards are there, going on with the rest")
+    if not todo:
+        return
+    for note in plan.info.notes:
+        progress.message(note)
+    processes = min(plan.info.devices if workers is None else workers, len(todo))
+    job = CaptureJob(
+        model=plan.config.model,
+        info=plan.info,
+        facts=plan.facts,
+        rules=plan.config.rules,
+        rows=rows.path,
+        tallies=bank.work_dir,
+        processes=processes,
+    )
+    tokens = sum(int(rows.lengths[shard.start : shard.stop].sum()) for shard in todo)
+    with progress.phase("capture", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
+        engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
+
+
+@checked
+def estimate_capture(config: CaptureConfig, out: str | Path, *, progress: Progress = SILENT) -> TargetEstimate:
+    """What `capture` with the same arguments will take, by the samples themselves. Nothing is written, no weight is loaded.
+
+    Raises what `capture` raises for a model or data that cannot be used.
+    """
+    plan = CapturePlan(config)
+    samples = tokens = hidden = 0
+    with progress.phase("prepare", None, unit="samples") as phase:
+        for row in plan.maker():
+            samples += 1
+            tokens += len(row.input_ids)
+            hidden += len(needed_positions(row.loss_mask) if config.spans == "supervised" else row.input_ids)
+            phase.advance(1)
+    return TargetEstimate(
+        samples=samples,
+        tokens=tokens,
+        bytes_a_token=plan.facts.sample_bytes(1),
+        bytes=plan.facts.sample_bytes(tokens, hidden),
+        free_bytes=free_bytes(Path(out)),
+        budget_bytes=config.budget_bytes,
+    )

@@ -1,0 +1,385 @@
+"""The stage `targets import`: hidden states that lie somewhere already become a target bank, or a trainer's cache in one step.
+
+Rows are looked at before anything is written (see `arrowbank.formats.dump`). Hidden states that are bfloat16 already go from the
+mapped source to the shard as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from arrowbank.bank import BankWriter
+from arrowbank.bank.columns import write_promised
+from arrowbank.bank.files import free_bytes, require_space
+from arrowbank.bank.floats import all_finite
+from arrowbank.bank.manifest import INFO, STATE, Manifest, shard_name
+from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
+from arrowbank.bank.targets import (
+    KIND,
+    Codec,
+    Norm,
+    RowsView,
+    Spans,
+    TargetFacts,
+    TargetRows,
+    TargetSample,
+    manifest_of,
+    needed_positions,
+)
+from arrowbank.engine.plan import Shard
+from arrowbank.errors import InputError
+from arrowbank.formats import deepspec, dump, speculators
+from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
+from arrowbank.progress import SILENT, Progress, tell_unread
+from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
+from arrowbank.targets.shards import (
+    SHARD_BYTES,
+    ShardSource,
+    TargetEstimate,
+    check_layers,
+    commit_targets,
+    is_done,
+    nonfinite_values,
+    publish_tally,
+    require_budget,
+    target_shards,
+)
+
+METHOD = 1  # raise it when the same rows would give other bytes
+QUARANTINE = "quarantine.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig(Settings):
+    """How hidden states are read, and what is kept of them.
+
+    `target_model` is the very string that the trainer will be given; it and the next four may be left out where the source
+    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post", for None) or before ("pre") the final
+    norm. `loss_mask` (None: "auto") makes a dump's masks: "auto" takes the dump's own where every sample has one, else
+    "ones_except_first". What a source never reads is refused: a DeepSpec cache and a speculators folder have their own masks and no
+    samples to quarantine, and a speculators folder is always "pre".
+    """
+
+    target_model: str | None = None
+    target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")] | None = None
+    hidden_size: Count | None = None
+    vocab_size: Count | None = None
+    last_hidden_norm: Norm | None = None
+    loss_mask: dump.LossMask | None = None
+    on_nonfinite: Literal["error", "keep", "drop"] = "error"
+    on_bad_sample: Literal["error", "quarantine"] | None = None
+    allow_outside: bool = False
+    limit: Count | None = None
+    codec: Codec = "bf16"
+    spans: Spans = "all"
+    max_shard_bytes: Count | None = None
+    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
+
+    def check(self) -> None:
+        check_layers(self.target_layer_ids)
+
+    @property
+    def norm(self) -> Norm:
+        """`last_hidden_norm`, its default in place."""
+        return self.last_hidden_norm or "post"
+
+
+@dataclass
+class Found:
+    """The rows of a source of that kind and name that are to be imported, and what was left out."""
+
+    rows: TargetRows
+    kind: str
+    source: str
+    quarantined: list[dump.Quarantined] = field(default_factory=list)
+    nonfinite: int = 0
+    outside: list[Path] = field(default_factory=list)  # folders that samples of a dump are in, other than its own
+
+    def dropped(self) -> dict[str, int]:
+        return {"quarantined": len(self.quarantined), "nonfinite": self.nonfinite}
+
+
+def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> Found:
+    """The rows in `source`: an engine's dump, a DeepSpec cache, or a speculators folder. Nothing is written.
+
+    Raises InputError for a folder that is none of these, and for a sample that is no good.
+    """
+    folder = Path(source)
+    kind = next(kind for kind in SOURCES if kind.known(folder))
+    refuse_unread(f"{folder}, which is {kind.what}", config, kind.unread)
+    rows = kind.open(config, folder, progress)
+    found = Found(rows, kind.name, folder.resolve().name)
+    if isinstance(rows, dump.Dump):
+        found.quarantined, found.outside = rows.quarantined, rows.outside
+    return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
+
+
+@dataclass(frozen=True)
+class _SourceKind:
+    """A kind of folder with hidden states, by its name and in words; `unread` are the options of ImportConfig that nothing reads there."""
+
+    name: str
+    what: str
+    known: Callable[[Path], bool]
+    open: Callable[[ImportConfig, Path, Progress], TargetRows]
+    unread: tuple[str, ...] = ()
+
+
+def is_dump(folder: str | Path) -> bool:
+    """Whether a folder looks like an engine's dump."""
+    return (Path(folder) / dump.INDEX).is_file()
+
+
+def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
+    if config.target_model is None:
+        raise InputError(f"{folder}: a dump does not say which model it is of. Give --target-model NAME.")
+    rules = dump.DumpRules(
+        target_layer_ids=config.target_layer_ids,
+        hidden_size=config.hidden_size,
+        loss_mask=config.loss_mask or "auto",
+        vocab_size=config.vocab_size,
+        limit=config.limit,
+        allow_outside=config.allow_outside,
+        quarantine=config.on_bad_sample == "quarantine",
+    )
+    return dump.open_dump(folder, rules, target_model=config.target_model, norm=config.norm, progress=progress)
+
+
+def _open_cache(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
+    cache = deepspec.DeepSpecCache(folder, norm=config.norm)
+    require_as_exported(folder, (deepspec.MANIFEST, deepspec.INDEX))
+    names = sorted(path.name for path in folder.iterdir())
+    own = (*deepspec.OWNS, SIDECAR, ".*")
+    tell_unread(progress, folder, files=[name for name in names if not any(fnmatch(name, pattern) for pattern in own)])
+    return _relabelled(config, cache)
+
+
+def _open_speculators(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
+    opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
+    require_as_exported(folder, (STATE, INFO))
+    opened.tell_unread(progress)
+    return _relabelled(config, opened)
+
+
+SOURCES = (
+    _SourceKind(
+        deepspec.NAME,
+        "a DeepSpec cache",
+        lambda folder: (folder / deepspec.INDEX).is_file(),
+        _open_cache,
+        ("loss_mask", "on_bad_sample", "allow_outside"),
+    ),
+    _SourceKind(
+        speculators.NAME,
+        "a speculators folder",
+        speculators.looks_like,
+        _open_speculators,
+        ("last_hidden_norm", "loss_mask", "on_bad_sample", "allow_outside"),
+    ),
+    _SourceKind("dump", "an engine's dump", lambda folder: True, _open_dump),
+)
+
+
+def _relabelled(config: ImportConfig, rows: TargetRows) -> TargetRows:
+    """Rows of a source that names its layers and widths itself: what the user says must agree."""
+    facts = rows.facts
+    for name in ("target_layer_ids", "hidden_size"):
+        said, there = getattr(config, name), getattr(facts, name)
+        if said is not None and there is not None and said != there:
+            raise InputError(
+                f"{rows.place}: {name} is {there}, expected {said}. Leave the option out, or give the right source."
+            )
+    facts = replace(
+        facts,
+        target_layer_ids=facts.target_layer_ids or config.target_layer_ids,
+        target_model_name_or_path=config.target_model or facts.target_model_name_or_path,
+        vocab_size=config.vocab_size or facts.vocab_size,
+    )
+    if not facts.target_model_name_or_path:
+        raise InputError(f"{rows.place}: does not say which model it is of. Give --target-model NAME.")
+    kept = None if config.limit is None else np.arange(len(rows.lengths))[: config.limit]
+    return RowsView(rows, facts, kept, seen=partial(_in_vocabulary, rows.place, config.vocab_size))
+
+
+def _in_vocabulary(place: str, vocab_size: int | None, sample: TargetSample) -> TargetSample:
+    if vocab_size is not None and (highest := int(sample.input_ids.max(initial=0))) >= vocab_size:
+        raise InputError(
+            f"{place}: sample {sample.name} has token id {highest}; expected less than --vocab-size {vocab_size}. Give the "
+            "target's own vocabulary."
+        )
+    return sample
+
+
+def _finite_only(found: Found, progress: Progress) -> Found:
+    """Without the rows that hold NaN or Inf: all hidden states are read for it, once."""
+    rows, kept = found.rows, []
+    with progress.phase("check", len(rows.lengths), unit="samples") as phase:
+        for row in range(len(rows.lengths)):
+            sample = rows.read(row)
+            if all_finite(sample.taps) and all_finite(sample.last):
+                kept.append(row)
+            phase.advance(1)
+    if not kept:
+        raise InputError(f"{rows.place}: no sample is free of NaN and Inf. Give --on-nonfinite keep, or make them again.")
+    found.nonfinite = len(rows.lengths) - len(kept)
+    if found.nonfinite:
+        found.rows = RowsView(rows, rows.facts, np.array(kept, np.int64))
+    return found
+
+
+def _check_places(source: str | Path, found: Found, out: str | Path) -> None:
+    """InputError where `out` overlaps the source, or folders outside it that its index names."""
+    require_separate(
+        [("--out", out)], [("DUMP", source), *(("a folder of samples of DUMP,", folder) for folder in found.outside)]
+    )
+
+
+def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
+    """The facts of the bank that `rows` become."""
+    return replace(rows.facts, codec=config.codec, spans=config.spans if rows.facts.spans == "all" else rows.facts.spans)
+
+
+@checked
+def estimate_import(
+    config: ImportConfig, source: str | Path, out: str | Path, *, progress: Progress = SILENT
+) -> TargetEstimate:
+    """What `import_targets` with the same arguments will take, by the samples themselves. Raises what it raises before it writes."""
+    rows = find_rows(config, source, progress=progress).rows
+    facts = bank_facts(config, rows)
+    kept = rows.lengths
+    if facts.spans == "supervised":
+        kept = np.array([len(needed_positions(rows.read(row).loss_mask)) for row in range(len(kept))])
+    return TargetEstimate(
+        samples=len(rows.lengths),
+        tokens=int(rows.lengths.sum()),
+        bytes_a_token=facts.sample_bytes(1),
+        bytes=facts.sample_bytes(int(rows.lengths.sum()), int(kept.sum())),
+        free_bytes=free_bytes(Path(out)),
+        budget_bytes=config.budget_bytes,
+    )
+
+
+@explains("out")
+@checked
+def import_targets(
+    config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+) -> Manifest:
+    """Import the hidden states in `source` into the target bank `out`; its manifest. Goes on where an earlier run stopped.
+
+    Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull.
+    """
+    found = find_rows(config, source, progress=progress)
+    _check_places(source, found, out)
+    rows, facts = found.rows, bank_facts(config, found.rows)
+    shard_bytes = config.max_shard_bytes or SHARD_BYTES
+    shards = target_shards(rows.lengths, facts, shard_bytes)
+    recipe = {"method": METHOD, "rows": rows.digest, "shard_bytes": shard_bytes, **manifest_of(facts)}
+    fields = {
+        **manifest_of(facts),
+        "text_count": len(rows.lengths),
+        "source": found.source,
+        "model_fingerprint": None,
+        "tokenizer_fingerprint": None,
+        "chat_template_sha256": None,
+    }
+    with BankWriter(out, kind=KIND, recipe=recipe, restart=restart, manifest=fields) as bank:
+        if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
+            return bank.manifest
+        todo = [shard for shard in shards if not is_done(bank, shard)]
+        needed = sum(facts.sample_bytes(int(rows.lengths[shard.start : shard.stop].sum())) for shard in todo)
+        require_budget(needed, config.budget_bytes, "the target bank")
+        require_space(bank.folder, needed, "the target bank")
+        with progress.phase("import", len(rows.lengths), unit="samples") as phase:
+            for shard in shards:
+                if shard in todo:
+                    _write_shard(bank, ShardSource(rows, shard, facts, keep_nonfinite=config.on_nonfinite != "error"), shard)
+                phase.advance(shard.rows)
+        if found.quarantined:
+            bank.write_file(QUARANTINE, lambda file: file.write(dump.quarantine_lines(found.quarantined)))
+        return commit_targets(bank, shards, facts, found.dropped())
+
+
+def _write_shard(bank: BankWriter, source: ShardSource, shard: Shard) -> None:
+    receipt = bank.shards.write_file(
+        shard_name(shard.index), lambda file: write_promised(file, source.batch, source.promises), rows=shard.rows
+    )
+    publish_tally(bank.work_dir, shard.index, source.tally)
+    bank.accept(receipt)
+
+
+@explains("out")
+@checked
+def import_to_deepspec(
+    config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Import the hidden states in `source` straight into a DeepSpec cache at `out`; the cache's manifest.
+
+    Raises what `import_targets` raises, and InputError for what a cache cannot hold.
+    """
+    if config.codec != "bf16" or config.spans != "all":
+        raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
+    found = find_rows(config, source, progress=progress)
+    _check_places(source, found, out)
+    if found.rows.facts.last_hidden_norm != deepspec.NORM:
+        raise InputError(
+            "--to deepspec holds last hidden states after the final norm (post), these are "
+            f"{found.rows.facts.last_hidden_norm}. Import into a bank instead, or say post if they are."
+        )
+    if found.rows.facts.target_layer_ids is None:
+        raise InputError("--to deepspec names the layers: give --layers, as in --layers 1,11,21.")
+    nonfinite: Counter[str] = Counter()
+    rows = _watched(found.rows, nonfinite, keep=config.on_nonfinite != "error")
+    needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
+    require_budget(needed, config.budget_bytes, "the cache")
+    recipe = {
+        "format": deepspec.NAME,
+        "rows": rows.digest,
+        "max_shard_bytes": config.max_shard_bytes,
+        **manifest_of(rows.facts),
+    }
+    format = deepspec.FORMATS[deepspec.NAME]
+    about = About(
+        format=deepspec.NAME,
+        format_version=format.version,
+        made_from={"kind": found.kind, "name": found.source, "rows_digest": rows.digest},
+        options={"max_shard_bytes": config.max_shard_bytes, "limit": config.limit, "on_nonfinite": config.on_nonfinite},
+    )
+    owns = (*format.owns, QUARANTINE)
+    with ExportFolder(out, recipe, about=about, owns=owns, last=format.last, restart=restart) as folder:
+        if folder.complete:
+            progress.message(f"{folder.folder}: already complete, nothing to do")
+            return deepspec.DeepSpecCache(folder.folder).manifest
+        if found.quarantined:
+            folder.write(QUARANTINE, lambda file: file.write(dump.quarantine_lines(found.quarantined)))
+        with progress.phase("write", needed, unit="bytes", texts=len(rows.lengths)) as phase:
+            manifest = deepspec.write_cache(
+                rows,
+                folder,
+                source=found.source,
+                max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
+                phase=phase,
+            )
+    for layer, count in nonfinite.items():
+        progress.message(f"layer {layer}: {count:,} values are NaN or Inf, kept")
+    return manifest
+
+
+def _watched(rows: TargetRows, nonfinite: Counter[str], *, keep: bool) -> TargetRows:
+    """`rows`, looked at as they pass: NaN and Inf raise BadVector or, with `keep`, are counted in `nonfinite` by layer."""
+
+    def look(sample: TargetSample) -> TargetSample:
+        for hidden, layers in ((sample.taps, rows.facts.layer_names), (sample.last, ["last"])):
+            nonfinite.update(nonfinite_values(rows.place, sample.name, hidden, layers, keep=keep))
+        return sample
+
+    return RowsView(rows, rows.facts, seen=look)
