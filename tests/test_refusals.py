@@ -163,6 +163,18 @@ def test_processes_that_tokenize_and_are_refused_end_the_stage_with_an_error(
         assert tree_bytes(tmp_path / "out") == whole
 
 
+def test_a_library_that_trips_over_its_closed_file_hides_no_refusal(
+    many_texts: Path, bpe_tokenizer: Path, machine: Machine, tmp_path: Path
+) -> None:
+    argv = ["tokenize", many_texts, "--tokenizer", bpe_tokenizer, "--num-proc", "1", "--out", tmp_path / "out"]
+    rows = tmp_path / "out" / "journal" / "work" / "map"  # which datasets writes
+    for nth in range(1, 4):
+        done = machine.run(*argv, refusal=Refusal(under=rows, calls=("write",), error="ENOSPC", nth=nth))
+        assert (done.code, bool(done.hits), "Traceback" in done.err) == (2, True, False), f"write {nth}: {done.err}"
+        assert "no room left" in done.err
+    assert machine.run(*argv).code == 0
+
+
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_workers_with_a_model_that_are_refused_end_the_stage_with_an_error(world: World, machine: Machine, error: str) -> None:
     (command,) = (command for command in COMMANDS if command.name == "encode, processes")

@@ -342,7 +342,7 @@ def test_an_address_of_no_store_is_refused_and_makes_no_folder_here(
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
 
-@pytest.mark.parametrize("address", ["ftp:///x", "ftp://#f", "sftp:///x", "https:///x"])
+@pytest.mark.parametrize("address", ["ftp:///x", "ftp://#f", "ftp://::/[::1/x", "sftp:///x", "sftp://:22/x", "https:///x"])
 def test_a_server_without_a_name_is_refused_before_its_client_is_made(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["pull", address, "pulled"], ["verify", address]):
         assert main(argv) == 2

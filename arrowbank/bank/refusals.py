@@ -116,6 +116,17 @@ def explain(error: OSError, path: Path, doing: str = "written") -> ArrowbankErro
     return StorageError(f"{refused} {REMEDIES.get(number, 'Look at the disk or the server that holds it.')} {AGAIN}")
 
 
+def refusal_behind(error: BaseException) -> OSError | None:
+    """The refusal of the operating system that a library was handling when it failed with `error`, or None: in this process, or
+    in one of its workers, whose traceback comes as text."""
+    behind = error.__cause__ or error.__context__
+    while behind is not None and not isinstance(behind, OSError):
+        if found := re.search(r"\bOSError: \[Errno (\d+)\]", str(behind)):
+            return OSError(int(found[1]), os.strerror(int(found[1])))
+        behind = behind.__cause__ or behind.__context__
+    return behind
+
+
 def raise_refusal(error: BaseException, path: Path) -> None:
     """Raise where the operating system refused to read `path`, which says nothing about what is in it. Else, as for a file that does not
     exist or that a library finds damaged, do nothing."""

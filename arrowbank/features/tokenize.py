@@ -29,7 +29,7 @@ from arrowbank.bank.files import publish_bytes, publish_json
 from arrowbank.bank.manifest import Manifest, readable_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.processes import REMEDY
-from arrowbank.bank.refusals import explains
+from arrowbank.bank.refusals import explains, refusal_behind
 from arrowbank.engine.plan import SHARD_ROWS, Shard, shard_ranges
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.features.scan_pool import bound_children
@@ -222,6 +222,11 @@ class _Work:
                 new_fingerprint=name,
                 writer_batch_size=shard.rows,
             )
+        except ValueError as error:  # datasets closes its file, refused by the disk, and trips over that
+            refusal = refusal_behind(error)
+            if refusal is None:
+                raise
+            raise refusal from None
         except (RuntimeError, EOFError, ConnectionError) as error:
             if isinstance(error, RuntimeError) and "abruptly died" not in str(error):
                 raise

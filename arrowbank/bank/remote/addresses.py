@@ -129,7 +129,7 @@ def _elsewhere(value: str) -> Address:
         raise InputError(f"{scheme}://{path}: such addresses take no user and password: {ELSEWHERE}")
     if not path.strip("/"):  # without its slashes it would be a folder of this machine
         raise InputError(f"{scheme}://{path}: names no folder. Give an address as in s3://bucket/prefix.")
-    if scheme.lower() in _SERVERS and not _host_of(path):
+    if scheme.lower() in _SERVERS and _host_of(path)[:1] in ("", ":"):
         raise InputError(f"{scheme}://{path}: names no host. Give an address as in {scheme}://host/folder.")
     sent = (unquote(login.user), unquote(login.password)) if login else None
     return Address(url=f"{scheme}://{path.rstrip('/')}", login=Secret(sent), query=Secret(query or None))
