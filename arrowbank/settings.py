@@ -68,6 +68,13 @@ class Flag:
     name: str
 
 
+class Old:
+    """Earlier spellings of an option: they still work, and say on standard error how it is spelled now."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 class _PlaceMark:
     """Marks a string that may be given as a path."""
 

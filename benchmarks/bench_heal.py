@@ -65,7 +65,9 @@ def training(folder: Path) -> Training:
     (folder / "ids.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
     model = ModelConfig(model=str(folder / "model"), device="cpu", dtype="float32")
     build_trunk(
-        TrunkConfig(model=model, data=(TrunkData("a", folder / "ids.jsonl"),), window=WINDOW, topk=TOPK, hidden="pre"),
+        TrunkConfig(
+            model=model, data=(TrunkData("a", folder / "ids.jsonl"),), window=WINDOW, topk=TOPK, last_hidden_norm="pre"
+        ),
         folder / "bank",
     )
     draft = init_from_last_block(AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32))

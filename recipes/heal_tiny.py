@@ -77,7 +77,7 @@ def trunk_config(given: HealTiny, model: Path, texts: Path) -> TrunkConfig:
         tokens=given.tokens,
         topk=64,
         chain=given.chain,
-        hidden="pre",
+        last_hidden_norm="pre",
     )
 
 

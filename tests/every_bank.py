@@ -114,7 +114,7 @@ def _trunk(banks: Banks, out: Path) -> None:
     for name, records in (("a", 30), ("b", 20)):
         trunk_banks.write_ids(banks.folder / f"{name}.jsonl", records)
     data = (TrunkData("a", banks.folder / "a.jsonl"), TrunkData("b", banks.folder / "b.jsonl", 300))
-    build_trunk(trunk_banks.make(banks.model(), *data, taps=(0, 1), max_shard_bytes=20_000, window=40), out)
+    build_trunk(trunk_banks.make(banks.model(), *data, layers=(0, 1), max_shard_bytes=20_000, window=40), out)
 
 
 def _drafts(banks: Banks, out: Path) -> None:

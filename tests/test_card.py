@@ -179,7 +179,7 @@ def banks(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> dict[st
         build_in2(In2Config(arm=arm, length=600, examples=3, triples=2, vocab=1000), [filler], folder / f"in2-{arm}")
     build_probes(ProbesConfig(length=600, blocks=1, vocab=1000), [filler], folder / "in2-probes")
     write_ids(folder / "ids.jsonl", 30)
-    build_trunk(make(tiny_qwen3, TrunkData("ids", str(folder / "ids.jsonl")), taps=(0, 1)), folder / "trunk")
+    build_trunk(make(tiny_qwen3, TrunkData("ids", str(folder / "ids.jsonl")), layers=(0, 1)), folder / "trunk")
     (folder / "trunk-taps").rename(folder / "taps")
     return {manifest.parent.name: manifest.parent for manifest in folder.glob("*/manifest.json")}
 

@@ -36,7 +36,7 @@ CONTRACT = {
     "lookup": "",
     "search": "model where tokenizer encoder faiss device gpu-memory-gb trust-remote-code json",
     "audit": "source field on-bad-line max-line-bytes against threshold max-shared out json",
-    "export": "to out max-shard-bytes assume-norm stride restart",
+    "export": "to out max-shard-bytes last-hidden-norm stride restart",
     "push": "public license restart no-read-back",
     "pull": "revision",
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
@@ -45,15 +45,15 @@ CONTRACT = {
     "dry-run last-hidden-norm codec spans target-model restart",
     "targets verify": "model",
     "targets vocab": "draft-vocab",
-    "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split shards align "
+    "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split shards global-batch "
     "unique-keys no-mirror dtype tokenizer restart",
     "in2 verify": "filler unique-keys",
     "in2 score": "model out",
     "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
-    "trunk build": "model data out window topk tokens chain taps hold-all hidden dtype load-in-4bit device gpu-memory-gb tokenizer "
-    "text-field max-line-bytes dry-run budget-gb workers restart trust-remote-code",
-    "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard hidden recycle codec also dump draft-from "
-    "in-order train-proj init dtype device trust-remote-code restart",
+    "trunk build": "model data out window topk tokens chain layers hold-all last-hidden-norm dtype load-in-4bit device gpu-memory-gb "
+    "tokenizer text-field max-line-bytes dry-run budget-gb workers restart trust-remote-code",
+    "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard last-hidden-norm recycle codec also dump "
+    "draft-from in-order train-proj init dtype device trust-remote-code restart",
 }
 
 

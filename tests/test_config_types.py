@@ -187,7 +187,7 @@ ALIKE: list[tuple[type, str, Any, Any]] = [
     (ProbesConfig, "positions", [0, 1], (0.0, 1.0)),
     (RunOptions, "rows", [0, 10], (0, 10)),
     (SelectConfig, "where", "kind=query", ("kind=query",)),
-    (TrunkConfig, "taps", [0], (0,)),
+    (TrunkConfig, "layers", [0], (0,)),
     (HealConfig, "also", [["nf4", Path("x")]], (("nf4", "x"),)),
     (ModelConfig, "dtype", np.str_("float32"), "float32"),
 ]

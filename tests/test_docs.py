@@ -70,7 +70,7 @@ def trunk(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Path:
     """A trunk bank of 25 windows, and its taps beside it."""
     folder = tmp_path_factory.mktemp("trunk")
     write_ids(folder / "ids.jsonl", 80)
-    config = make(tiny_qwen3, TrunkData("a", folder / "ids.jsonl"), tokens=24 * 48 + 30, topk=64, taps=(0, 1))
+    config = make(tiny_qwen3, TrunkData("a", folder / "ids.jsonl"), tokens=24 * 48 + 30, topk=64, layers=(0, 1))
     build_trunk(config, folder / "trunk")
     return folder / "trunk"
 

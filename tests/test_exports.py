@@ -268,9 +268,9 @@ def refused(bank: Path, out: Path, match: str, **options: Any) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_unknown_norm_is_refused_until_someone_vouches_for_it(name: str, tmp_path: Path) -> None:
     samples = make_target_bank(tmp_path / "bank", last_hidden_norm="unknown")
-    refused(tmp_path / "bank", tmp_path / "out", "--assume-norm post or pre", format=name)
+    refused(tmp_path / "bank", tmp_path / "out", "--last-hidden-norm post or pre", format=name)
     norm = NORMS.get(name, ("post",))[0]
-    export(ExportConfig(format=name, assume_norm=norm), tmp_path / "bank", tmp_path / "out")
+    export(ExportConfig(format=name, last_hidden_norm=norm), tmp_path / "bank", tmp_path / "out")
     if name in READERS:
         assert note_of(tmp_path / "out")["last_hidden_norm"] == norm
         assert_same(READERS[name](tmp_path / "out", 0), of_sample(samples[0]))
@@ -285,8 +285,8 @@ def test_last_hidden_states_before_the_norm_are_refused_where_the_trainer_takes_
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nobody_may_assume_what_the_bank_knows_otherwise(name: str, post: Made, pre: Made, tmp_path: Path) -> None:
-    refused(post.bank, tmp_path / "out", "are post, not pre", format=name, assume_norm="pre")
-    refused(pre.bank, tmp_path / "out", "are pre, not post", format=name, assume_norm="post")
+    refused(post.bank, tmp_path / "out", "are post, not pre", format=name, last_hidden_norm="pre")
+    refused(pre.bank, tmp_path / "out", "are pre, not post", format=name, last_hidden_norm="post")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -312,7 +312,7 @@ def test_options_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InputError, match=", ".join(FORMATS)):
         ExportConfig(format="other")
     with pytest.raises(InputError, match="one of post, pre"):
-        ExportConfig(format="modelopt", assume_norm="unknown")  # type: ignore[arg-type]
+        ExportConfig(format="modelopt", last_hidden_norm="unknown")  # type: ignore[arg-type]
 
 
 def test_samples_of_one_name_have_ids_of_their_own(tmp_path: Path) -> None:

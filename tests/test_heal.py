@@ -82,7 +82,7 @@ class Case:
         given: dict[str, Any] = {
             "model": ModelConfig(model=str(self.model), device="cpu"),
             "data": (TrunkData("a", rows, 24 * 30), TrunkData("b", rows, 24 * 20)),
-            "hidden": "pre",
+            "last_hidden_norm": "pre",
         }
         return TrunkConfig(window=WINDOW, topk=8, chain=CHAIN, **(given | options))
 
@@ -275,13 +275,15 @@ def test_a_draft_that_is_fed_the_wrong_side_is_found_out_before_training(case: C
     assert set(scores) == {"pre/pre", "pre/post", "post/pre", "post/post"}
     assert min(scores["pre/pre"], scores["pre/post"]) > max(scores["post/pre"], scores["post/post"]) + 0.2
     draft.feed(hidden="post", recycle="post")
-    with pytest.raises(InputError, match=r"is fed --hidden post --recycle post, and accepts .*\n(.*\n)*Give --hidden pre"):
+    with pytest.raises(
+        InputError, match=r"is fed --last-hidden-norm post --recycle post, .*\n(.*\n)*Give --last-hidden-norm pre"
+    ):
         check_conventions(draft, windows, rows, chain=CHAIN, batch=4)
     assert (draft.hidden, draft.recycle) == ("post", "post")
     post = tmp_path / "post"
-    build_trunk(case.trunk_config(hidden="post"), post)
+    build_trunk(case.trunk_config(last_hidden_norm="post"), post)
     with pytest.raises(InputError, match="holds hidden states after the final norm, this draft is fed those before it"):
-        heal_draft(case.config(hidden="pre"), post, tmp_path / "out")
+        heal_draft(case.config(last_hidden_norm="pre"), post, tmp_path / "out")
     assert not any(path.name.startswith("out") for path in tmp_path.iterdir())
 
 
@@ -305,7 +307,7 @@ def test_what_cannot_be_healed(case: Case, tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"stride": 1, "chain": 3}, "--stride 1 is shorter than --chain 3"),
-        ({"hidden": "both"}, "hidden is 'both'; expected one of post, pre"),
+        ({"last_hidden_norm": "both"}, "last_hidden_norm is 'both'; expected one of post, pre"),
         ({"init": True, "draft_from": "x"}, "give one of them"),
         ({"hard": 2.0}, "hard is 2.0; expected at least 0 and at most 1"),
         ({"chain": 0}, "chain is 0"),

@@ -138,7 +138,7 @@ def test_another_plan_is_not_mixed_in_and_a_finished_one_is_left_alone(whole: Pa
     before = tree_bytes(whole)
     with pytest.raises(PlanMismatch, match="seed: found 0, wanted 1"):
         build_in2(arms.small(seed=1), [whole.parent / "filler.bin"], whole)
-    build_in2(arms.small(align=7), [whole.parent / "filler.bin"], whole)  # decides nothing that is written
+    build_in2(arms.small(global_batch=7), [whole.parent / "filler.bin"], whole)  # decides nothing that is written
     assert tree_bytes(whole) == before
 
 
@@ -261,8 +261,8 @@ def test_a_large_vocabulary_needs_uint32_and_gets_it(tmp_path: Path) -> None:
         ({"key_len": 0}, r"key_len is 0; expected .*\(--key-len\)"),
         ({"min_distance": -1}, "min_distance is -1"),
         ({"seed": -1}, "seed is -1"),
-        ({"align": 4}, "not a multiple of --align 4.* 4 and 8"),
-        ({"align": 10}, "not a multiple of --align 10.* 10 and 20"),
+        ({"global_batch": 4}, "not a multiple of --global-batch 4.* 4 and 8"),
+        ({"global_batch": 10}, "not a multiple of --global-batch 10.* 10 and 20"),
         ({"length": 16_384, "examples": 10_000, "shards": 1}, "163,840,000 tokens.*at least --shards 2"),
         ({"length": 60_000_000, "examples": 4, "shards": 2}, "at least --shards 4"),
         ({"length": 100_000_001}, "--length 100000001 is more than a shard"),
@@ -275,7 +275,7 @@ def test_options_that_are_refused(options: dict[str, Any], words: str) -> None:
 
 def test_just_enough_is_not_refused() -> None:
     assert arms.small(length=16_384, examples=12_206, shards=2).per_shard == 6103
-    assert arms.small(alphabet=1000, align=7).decoy_count == 1
+    assert arms.small(alphabet=1000, global_batch=7).decoy_count == 1
     assert arms.small(length=23, triples=1).last_site == arms.small(length=23, triples=1).first_site + 1
 
 

@@ -158,7 +158,7 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
         for format in ("deepspec", "modelopt", "parquet")
     ),
     *(
-        (f"export features --to {format} --out out", "--assume-norm post", f"--to {format}")
+        (f"export features --to {format} --out out", "--last-hidden-norm post", f"--to {format}")
         for format in ("npy", "parquet", "raw")
     ),
     *(

@@ -239,7 +239,7 @@ def test_folders_that_are_made_beside_an_output_are_outputs(world: Path, capsys:
     shutil.copytree("router/tokens", "few-tokens")
     verbs = {
         "few-texts": "select few-tokens --texts few-texts --limit 2 --out few",
-        "few-taps": "trunk build --model few-taps --data a=rows.jsonl --taps 0 --out few",
+        "few-taps": "trunk build --model few-taps --data a=rows.jsonl --layers 0 --out few",
         "few.heal": "heal --trunk trunk --model few.heal --out few",
     }
     try:
@@ -533,9 +533,7 @@ def test_the_texts_of_a_selection_and_the_taps_of_a_trunk_bank_are_of_their_kind
         shutil.copytree(there["features"], tmp_path / f"out{suffix}")
     before = everything(tmp_path / "out-texts"), everything(tmp_path / "out-taps")
     assert main(["select", "router/tokens", "--limit", "2", "--out", str(tmp_path / "out"), "--restart"]) == 2
-    argv = (
-        "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --taps 0 --device cpu --restart --out"
-    )
+    argv = "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --layers 0 --device cpu --restart --out"
     assert main([*argv.split(), str(tmp_path / "out")]) == 2
     assert (everything(tmp_path / "out-texts"), everything(tmp_path / "out-taps")) == before
     assert "holds a bank of features, this command writes one of taps" in capsys.readouterr().err

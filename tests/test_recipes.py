@@ -132,7 +132,7 @@ def test_chats_become_a_proved_bank_and_two_trainers_files(tmp_path: Path, capsy
 
 def test_three_matched_arms_and_their_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = [in2_16k.in2_16k(arm) for arm in "abc"]
-    assert {(arm.length, arm.triples, arm.align) for arm in arms} == {(16_384, 64, 64)}
+    assert {(arm.length, arm.triples, arm.global_batch) for arm in arms} == {(16_384, 64, 64)}
     assert arms[0].examples * arms[0].length <= 100_000_000
     filler = tmp_path / "train_0.bin"
     np.random.default_rng(0).integers(0, 1000, 20_000).astype("<u2").tofile(filler)

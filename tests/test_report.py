@@ -70,7 +70,7 @@ def kinds(built: Path, tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Pat
     write_ids(folder / "a.jsonl", 60)
     model = folder / "model"
     shutil.copytree(tiny_qwen3, model)
-    build_trunk(make(model, Data("<i>a</i>", folder / "a.jsonl"), taps=(-1, 1), max_shard_bytes=40_000), folder / "trunk")
+    build_trunk(make(model, Data("<i>a</i>", folder / "a.jsonl"), layers=(-1, 1), max_shard_bytes=40_000), folder / "trunk")
     (folder / "heal").mkdir()
     case = Case(folder / "heal")
     heal_draft(case.config(epochs=0.25, in_order=True), case.bank, folder / "healed", dump=folder / "drafts")

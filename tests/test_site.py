@@ -89,7 +89,9 @@ def a_draft(folder: Path) -> dict[str, str]:
     rows = said_by(bare, count=60, tokens=64)
     (folder / "chats.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
     data = (TrunkData("text", folder / "chats.jsonl", 700),)
-    build_trunk(TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8, hidden="pre"), folder / "first")
+    build_trunk(
+        TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8, last_hidden_norm="pre"), folder / "first"
+    )
     config = HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0.1)
     heal_draft(config, folder / "first", folder / "Org" / "Model")
     heal = {"heal --trunk trunk": "heal --lr 3e-3 --eval-every 60 --trunk trunk"}  # enough to be better than before

@@ -77,7 +77,7 @@ def test_a_killed_export_goes_on_to_the_same_files(
 def test_what_does_not_fit_is_refused(features: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a bank of texts; npy takes one of features"):
         export(ExportConfig(format="npy"), tmp_path / "texts", tmp_path / "out")
-    for options in ({"stride": "T"}, {"assume_norm": "post"}, {"max_shard_bytes": 5}):
+    for options in ({"stride": "T"}, {"last_hidden_norm": "post"}, {"max_shard_bytes": 5}):
         with pytest.raises(InputError, match="leave --"):
             ExportConfig(format="parquet", **options)  # type: ignore[arg-type]
     export(ExportConfig(format="npy"), features, tmp_path / "out")

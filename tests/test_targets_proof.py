@@ -99,7 +99,7 @@ def test_a_bank_of_the_wrong_norm_is_found_out(tmp_path: Path, model: Path, true
 def test_an_unknown_norm_is_named(tmp_path: Path, model: Path) -> None:
     found = checks_of(tmp_path, model, true="pre", label="unknown")
     assert found["norm"].ok
-    assert "export with --assume-norm pre" in found["norm"].detail
+    assert "export with --last-hidden-norm pre" in found["norm"].detail
 
 
 def test_layers_that_nobody_named_are_named_and_not_passed(tmp_path: Path, model: Path) -> None:

@@ -55,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrunkData, TrunkData
 @pytest.fixture(scope="module")
 def config(model: Path, data: tuple[TrunkData, TrunkData]) -> TrunkConfig:
     """17 windows in three shards or so, two of them short, two layers tapped."""
-    return make(model, *data, tokens=10 * WINDOW + 30, taps=(0, 2), max_shard_bytes=40_000)
+    return make(model, *data, tokens=10 * WINDOW + 30, layers=(0, 2), max_shard_bytes=40_000)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_rows_are_those_of_a_plain_forward_pass_to_the_bit(family: str, hidden: 
                 torch.nn.init.normal_(weight, std=0.2)
     made.save_pretrained(tmp_path / "model")
     rows = write_ids(tmp_path / "a.jsonl", 40)
-    config = make(tmp_path / "model", TrunkData("a", tmp_path / "a.jsonl"), hidden=hidden, dtype=dtype)
+    config = make(tmp_path / "model", TrunkData("a", tmp_path / "a.jsonl"), last_hidden_norm=hidden, dtype=dtype)
     manifest = build_trunk(config, tmp_path / "bank")
     windows = packed_by_hand(rows, 560)
     bank = open_trunk(tmp_path / "bank")
@@ -186,7 +186,7 @@ def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, 
     assert row["next_ids"] == window.topk_ids[:, 0].tolist()
     [expected] = direct(model, [window.input_ids.tolist()])
     assert np.array_equal(np.array(row["layer_0"], np.float16), expected["layers"][1])
-    pre = build_trunk(dataclasses.replace(config, hidden="pre", taps=()), whole.with_name("pre"))
+    pre = build_trunk(dataclasses.replace(config, last_hidden_norm="pre", layers=()), whole.with_name("pre"))
     assert pre["hidden_norm"] == "pre"
     last = torch.from_numpy(np.array(row["layer_2"], np.float16)).to(torch.bfloat16)
     torch.testing.assert_close(last, open_trunk(whole.with_name("pre")).read(9).hidden_tensor(), rtol=2**-7, atol=1e-3)
@@ -194,11 +194,11 @@ def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, 
     with pytest.raises(
         PlanMismatch, match=r"layers: found \[0, 2\], wanted \[1\]\n[\s\S]*remove .*bank-taps to have these taps"
     ):
-        build_trunk(dataclasses.replace(config, taps=(1,)), whole)
+        build_trunk(dataclasses.replace(config, layers=(1,)), whole)
 
 
 def test_hold_all_holds_every_window_out(config: TrunkConfig, tmp_path: Path) -> None:
-    chosen = dataclasses.replace(config, hold_all=True, data=config.data[1:], tokens=None, taps=(1,))
+    chosen = dataclasses.replace(config, hold_all=True, data=config.data[1:], tokens=None, layers=(1,))
     manifest = build_trunk(chosen, tmp_path / "bank")
     assert manifest["counts"]["held_out"] == 6  # fewer than ten will do
     bank = open_trunk(tmp_path / "bank")
@@ -287,13 +287,13 @@ def test_a_model_without_blocks_to_tap_is_a_trunk_too(data: tuple[TrunkData, Tru
     build_trunk(make(tmp_path / "model", *data), tmp_path / "bank")
     assert all(check.ok for check in verify(tmp_path / "bank"))
     with pytest.raises(InputError, match="this model cannot be tapped"):
-        build_trunk(make(tmp_path / "model", *data, hidden="pre"), tmp_path / "pre")
+        build_trunk(make(tmp_path / "model", *data, last_hidden_norm="pre"), tmp_path / "pre")
 
 
 def test_nf4(config: TrunkConfig, model: Path, whole: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     quantised = ModelConfig(model=str(model), load_in_4bit=True, device="cpu")
-    manifest = build_trunk(dataclasses.replace(config, model=quantised, taps=()), tmp_path / "bank")
+    manifest = build_trunk(dataclasses.replace(config, model=quantised, layers=()), tmp_path / "bank")
     assert manifest["quantisation"]["type"] == "nf4"
     assert all(check.ok for check in verify(tmp_path / "bank"))
     exact, found = (open_trunk(folder).read(0).hidden_tensor().float() for folder in (whole, tmp_path / "bank"))
@@ -338,7 +338,7 @@ def test_the_same_key_is_read_back_and_finished_shards_are_kept(
     before = both_banks(out), (out / "data-00001.arrow").stat().st_mtime_ns
     moved = [dataclasses.replace(one, path=shutil.copy(one.path, tmp_path / f"moved-{one.name}.jsonl")) for one in data]
     elsewhere = Path(shutil.copytree(model, tmp_path / "another-name"))
-    again = make(elsewhere, *moved, tokens=10 * WINDOW + 30, taps=(0, 2), max_shard_bytes=40_000, chain=4)
+    again = make(elsewhere, *moved, tokens=10 * WINDOW + 30, layers=(0, 2), max_shard_bytes=40_000, chain=4)
     shutil.move(tmp_path / "another-name" / "model.safetensors", tmp_path / "weights")
     with pytest.raises(InputError):
         build_trunk(again, out)
@@ -352,7 +352,7 @@ def test_the_same_key_is_read_back_and_finished_shards_are_kept(
     [
         ({"topk": 5}, "topk: found 6, wanted 5"),
         ({"window": 40}, "window: found 48, wanted 40"),
-        ({"hidden": "pre"}, "hidden_norm"),
+        ({"last_hidden_norm": "pre"}, "hidden_norm"),
         ({"hold_all": True}, "hold_all"),
         ({"tokens": 520}, "sets.a.tokens"),
         ({"rules": BatchRules(max_batch=2)}, "batches.max_batch"),
@@ -379,7 +379,7 @@ def test_another_token_and_another_model_are_another_key(
         build_trunk(dataclasses.replace(config, data=(TrunkData("a", tmp_path / "a.jsonl"), data[1])), whole)
     other = tiny.save_qwen3(tmp_path / "other", layers=2)
     with pytest.raises(PlanMismatch, match=r"model\.model_sha256"):
-        build_trunk(dataclasses.replace(config, model=ModelConfig(model=str(other), device="cpu"), taps=()), whole)
+        build_trunk(dataclasses.replace(config, model=ModelConfig(model=str(other), device="cpu"), layers=()), whole)
     with pytest.raises(ContractError, match="topk is 6, expected 64"):
         open_trunk(whole, {"topk": 64})
     with pytest.raises(ContractError, match="model_fingerprint"):
@@ -422,7 +422,7 @@ def test_a_budget_is_kept_before_any_pass(config: TrunkConfig, tmp_path: Path) -
             r"too few windows: its 60 records give none of 1000 tokens, nor a short one",
         ),
         ({"topk": 513}, r"--topk 513: model .* has a vocabulary of 512"),
-        ({"taps": (0, 3)}, r"--taps 0,3: there is no block 3"),
+        ({"layers": (0, 3)}, r"--layers 0,3: there is no block 3"),
     ],
 )
 def test_what_cannot_be_built_is_refused_and_nothing_is_written(
@@ -437,12 +437,12 @@ def test_what_cannot_be_built_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"hidden": "unknown"}, "expected one of post, pre"),
+        ({"last_hidden_norm": "unknown"}, "expected one of post, pre"),
         ({"window": 0}, "window is 0; expected at least 1"),
         ({"topk": 0}, "topk is 0"),
         ({"tokens": 0}, "tokens is 0"),
         ({"chain": 0}, "chain is 0"),
-        ({"taps": (2, 1)}, "--taps 2,1: expected ascending ids"),
+        ({"layers": (2, 1)}, "--layers 2,1: expected ascending ids"),
         ({"data": ()}, "expected at least one"),
         ({"data": (TrunkData("a", "x"), TrunkData("a", "y"))}, "each name once"),
         ({"model": ModelConfig(model="m", layer=1)}, "model.layer is 1, which a trunk has no use for"),
@@ -472,7 +472,7 @@ def test_what_is_not_finite_is_never_kept(model: Path, data: tuple[TrunkData, Tr
 def test_a_layer_that_float16_cannot_hold_is_refused(model: Path, data: tuple[TrunkData, TrunkData], tmp_path: Path) -> None:
     large = broken(model, tmp_path / "model", token=slice(None), value=1e5)
     with pytest.raises(BadVector, match=r"window 9 of a: .* float16 cannot hold \(\d+ in layer 0\)"):
-        build_trunk(make(large, *data, taps=(0,)), tmp_path / "bank")
+        build_trunk(make(large, *data, layers=(0,)), tmp_path / "bank")
     assert all(check.ok for check in verify(tmp_path / "bank"))  # the trunk bank itself is kept
 
 
@@ -523,7 +523,7 @@ def test_the_command_line(
 ) -> None:
     argv = ["trunk", "build", "--model", str(model), "--out", str(tmp_path / "bank"), "--device", "cpu"]
     argv += ["--data", f"a={data[0].path}", "--data", f"b={data[1].path}@{data[1].tokens}", "--window", str(WINDOW)]
-    argv += ["--topk", str(TOPK), "--tokens", str(10 * WINDOW + 30), "--taps", "0,2", "--max-shard-bytes", "40000"]
+    argv += ["--topk", str(TOPK), "--tokens", str(10 * WINDOW + 30), "--layers", "0,2", "--max-shard-bytes", "40000"]
     assert main([*argv, "--dry-run"]) == 0
     assert "windows          17 (770 tokens), 1 held out" in capsys.readouterr().out
     assert main([*argv, "--dry-run", "--json", "--budget-gb", "0.00001"]) == 1

@@ -10,6 +10,7 @@ import typer
 from arrowbank.cli import options as o
 from arrowbank.cli.show import fail_on, finish, progress_for
 from arrowbank.cli.spread import spread
+from arrowbank.settings import Old
 
 TRAIN, WRITE = "How it is trained", "What is written"
 
@@ -42,8 +43,10 @@ class HealOptions:
     hard: Annotated[
         float | None, _train("--hard", show_default="0", help="Share of the mass moved to the trunk's first choice.")
     ] = None
-    hidden: Annotated[
-        str | None, _train("--hidden", metavar="post|pre", help="Trunk states the draft is fed. Default: its family's.")
+    last_hidden_norm: Annotated[
+        str | None,
+        _train("--last-hidden-norm", metavar="post|pre", help="Trunk states the draft is fed. Default: its family's."),
+        Old("--hidden"),
     ] = None
     recycle: Annotated[
         str | None, _train("--recycle", metavar="post|pre", help="Own states it is fed at later steps. Default: its family's.")

@@ -15,7 +15,26 @@ PLAIN = "Options"
 
 
 class Verb(typer.core.TyperCommand):
-    """A verb whose help has a line an option."""
+    """A verb whose help has a line per option, and that takes earlier spellings of its options (`Old`) with a warning."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        renamed: dict[str, str] = getattr(self.callback, "renamed", {})
+        with_value = {
+            name
+            for param in self.params
+            if param.param_type_name == "option" and not getattr(param, "is_flag", False)
+            for name in param.opts
+        }
+        words, is_value = list(args), False
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if word == "--":
+                break
+            if not is_value and name in renamed:
+                typer.echo(f"arrowbank: {name} is now {renamed[name]}", err=True)
+                words[at] = f"{renamed[name]}{equals}{value}"
+            is_value = not is_value and words[at] in with_value
+        return super().parse_args(ctx, words)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         params: list[Any] = list(self.params)

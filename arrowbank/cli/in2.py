@@ -12,7 +12,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import finish, progress_for, show_checks
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-from arrowbank.settings import refuse_unread
+from arrowbank.settings import Old, refuse_unread
 
 WHAT, RUN = "What is planted", o.RUN
 
@@ -64,7 +64,9 @@ def build(
     shards: Annotated[
         int | None, _what("--shards", show_default="1", help="Raw shards; at most 100,000,000 tokens each.")
     ] = None,
-    align: Annotated[int | None, _what("--align", help="The loader's batch x ranks: examples must be a multiple.")] = None,
+    global_batch: Annotated[
+        int | None, _what("--global-batch", help="The loader's batch x ranks: examples must be a multiple."), Old("--align")
+    ] = None,
     unique_keys: Annotated[
         bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")
     ] = False,
@@ -93,7 +95,7 @@ def build(
         min_distance=min_distance,
         split=split,
         shards=shards,
-        align=align,
+        global_batch=global_batch,
         unique_keys=unique_keys,
         mirror=not no_mirror,
     )

@@ -13,6 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from arrowbank.settings import Old
+
 
 def spread(verb: Callable[..., None]) -> Callable[..., None]:
     """A verb whose dataclass parameters are replaced by their fields; it builds the dataclasses again when it is called."""
@@ -35,7 +37,16 @@ def spread(verb: Callable[..., None]) -> Callable[..., None]:
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     )
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    run.renamed = {old: new for parameter in shown for old, new in _renamed(parameter)}  # type: ignore[attr-defined]
     return run
+
+
+def _renamed(parameter: inspect.Parameter) -> list[tuple[str, str]]:
+    """The earlier spellings of an option, each with the one of today."""
+    marks = get_args(parameter.annotation)[1:]
+    names = [str(name) for info in marks if isinstance(info, OptionInfo) for name in (info.default, *(info.param_decls or ()))]
+    today = next((name for name in names if name.startswith("-")), "")
+    return [(old, today) for mark in marks if isinstance(mark, Old) for old in mark.names]
 
 
 def _parameters(group: type) -> list[inspect.Parameter]:

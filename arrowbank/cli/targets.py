@@ -11,7 +11,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-from arrowbank.settings import refuse_unread
+from arrowbank.settings import Old, refuse_unread
 
 FORMATS = {
     "of targets": ["deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "speculators", "modelopt"],
@@ -94,8 +94,10 @@ def export(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder.")],
     common: o.Common,
     max_shard_bytes: Annotated[int | None, typer.Option("--max-shard-bytes", help="Of formats with shards.")] = None,
-    assume_norm: Annotated[
-        str | None, typer.Option("--assume-norm", metavar="post|pre", help="What unknown last hidden states are.")
+    last_hidden_norm: Annotated[
+        str | None,
+        typer.Option("--last-hidden-norm", metavar="post|pre", help="What unknown last hidden states are."),
+        Old("--assume-norm"),
     ] = None,
     stride: Annotated[
         str | None, typer.Option("--stride", metavar="T|T+1", help="An arm's loader's step. Default: as the format's does.")
@@ -109,7 +111,7 @@ def export(
     from arrowbank.formats.registry import ExportConfig
     from arrowbank.formats.registry import export as run
 
-    given = {"max_shard_bytes": max_shard_bytes, "assume_norm": assume_norm, "stride": stride}
+    given = {"max_shard_bytes": max_shard_bytes, "last_hidden_norm": last_hidden_norm, "stride": stride}
     config = ExportConfig(format=to, **given)  # type: ignore[arg-type]  # checked there
     manifest = run(config, bank, out, restart=restart, progress=progress_for(common.json))
     finish(common.json, manifest, f"{out}: complete, as {to}.\nVerify it: arrowbank verify {shlex.quote(out)}")

@@ -13,6 +13,7 @@ from arrowbank.cli import options as o
 from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, Tokenizer, billions, layer_list, make, pairs
 from arrowbank.cli.show import CHECK_FAILED, finish, progress_for
 from arrowbank.cli.spread import spread
+from arrowbank.settings import Old
 
 if TYPE_CHECKING:
     from arrowbank.mtp.trunk_build import TrunkEstimate
@@ -41,12 +42,16 @@ class TrunkOptions(ModelOptions):
         int | None, _build("--tokens", show_default="393216", help="Tokens taken of a set without @TOKENS of its own.")
     ] = None
     chain: Annotated[int, _build("--chain", help="Steps that the draft looks ahead (for the last window).")] = 3
-    hidden: Annotated[str, _build("--hidden", metavar="post|pre", help="Hidden states: after or before the final norm.")] = (
-        "post"
-    )
-    taps: Annotated[str | None, _build("--taps", metavar="LIST", help="Layers of held-out windows, into DIR-taps: 1,9,17.")] = (
-        None
-    )
+    last_hidden_norm: Annotated[
+        str,
+        _build("--last-hidden-norm", metavar="post|pre", help="Hidden states: after or before the final norm."),
+        Old("--hidden"),
+    ] = "post"
+    layers: Annotated[
+        str | None,
+        _build("--layers", metavar="LIST", help="Layers of held-out windows, into DIR-taps: 1,9,17."),
+        Old("--taps"),
+    ] = None
     hold_all: Annotated[bool, _build("--hold-all", help="Hold every window out: for evaluation only.")] = False
     tokenizer: Tokenizer = None
     text_field: Annotated[
@@ -69,7 +74,7 @@ class TrunkOptions(ModelOptions):
             self,
             model=self.model_config(trust_remote_code=trust_remote_code),
             data=data_sets(self.data),
-            taps=layer_list(self.taps, "--taps"),
+            layers=layer_list(self.layers) or (),
             rules=make(BatchRules, self),
             budget_bytes=billions("--budget-gb", self.budget_gb),
         )
@@ -114,7 +119,7 @@ def build(
         _show_estimate(estimate_trunk(config, out), common.json)
         return
     manifest = build_trunk(config, out, restart=restart, workers=workers, progress=progress_for(common.json))
-    finish(common.json, manifest, _made(out, manifest, taps=bool(config.taps)))
+    finish(common.json, manifest, _made(out, manifest, taps=bool(config.layers)))
 
 
 def _made(out: str, manifest: dict[str, Any], *, taps: bool) -> str:

@@ -22,20 +22,20 @@ from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Settings, checked, refuse_unread
 
 FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
-OPTIONS = ("max_shard_bytes", "assume_norm", "stride")
+OPTIONS = ("max_shard_bytes", "last_hidden_norm", "stride")
 EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Settings):
     """`format` is one of EVERY_FORMAT: FORMATS for a target bank, `tokenshards.LAYOUTS` for an arm, "npy" for a feature bank, "parquet"
-    for any; `assume_norm` is the norm of last hidden states that a bank
+    for any; `last_hidden_norm` is the norm of last hidden states that a bank
     of "unknown" ones is to have; `stride` the step of an arm's loader, "T" or "T+1".
     """
 
     format: Annotated[str, Flag("--to")]
     max_shard_bytes: Count | None = None
-    assume_norm: Literal["post", "pre"] | None = None
+    last_hidden_norm: Literal["post", "pre"] | None = None
     stride: Literal["T", "T+1"] | None = None
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ def _reads(format: str) -> set[str]:
     if format in tokenshards.LAYOUTS:
         return {"stride"}
     if format in FORMATS:
-        return {"assume_norm", "max_shard_bytes"} if FORMATS[format].shards else {"assume_norm"}
+        return {"last_hidden_norm", "max_shard_bytes"} if FORMATS[format].shards else {"last_hidden_norm"}
     return set()
 
 
@@ -84,7 +84,7 @@ def export(
         format=config.format,
         format_version=format.version,
         made_from=made_from(opened),
-        options={"max_shard_bytes": config.max_shard_bytes, "assume_norm": config.assume_norm},
+        options={"max_shard_bytes": config.max_shard_bytes, "last_hidden_norm": config.last_hidden_norm},
     )
     with ExportFolder(out, recipe, about=about, owns=format.owns, last=format.last, restart=restart) as folder:
         if folder.complete:
@@ -108,15 +108,15 @@ def _vouched(bank: TargetRows, config: ExportConfig) -> TargetRows:
     if facts.target_layer_ids is None:
         raise InputError(f"{bank.place}: does not know which layers it holds. Import it again with --layers.")
     norm = facts.last_hidden_norm
-    if config.assume_norm is not None:
-        if norm not in ("unknown", config.assume_norm):
+    if config.last_hidden_norm is not None:
+        if norm not in ("unknown", config.last_hidden_norm):
             raise InputError(
-                f"{bank.place}: its last hidden states are {norm}, not {config.assume_norm}: leave --assume-norm out."
+                f"{bank.place}: its last hidden states are {norm}, not {config.last_hidden_norm}: leave --last-hidden-norm out."
             )
-        norm = config.assume_norm
+        norm = config.last_hidden_norm
     if norm == "unknown":
         raise InputError(
             f"{bank.place}: nobody said whether its last hidden states are after or before the final norm. Find out with "
-            "`arrowbank targets verify --model M`, then give --assume-norm post or pre."
+            "`arrowbank targets verify --model M`, then give --last-hidden-norm post or pre."
         )
     return RowsView(bank, replace(facts, last_hidden_norm=norm, codec="bf16"))

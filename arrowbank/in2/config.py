@@ -37,7 +37,7 @@ class In2Config(Settings):
     """One arm. Counts and lengths are in tokens.
 
     `decoys` None: a quarter of the triples. `shards` raw files hold ceil(examples / shards) examples each; fewer files are
-    written where that many examples fill fewer. `align`: the number of
+    written where that many examples fill fewer. `global_batch`: the number of
     examples must be a multiple of it (a loader's batch × ranks). `unique_keys`: a key that its example holds twice, or that
     its filler holds, is an error. `tokenizer` is for fillers that are texts. `shard_tokens` is what an Arrow shard may hold: what a worker
     has in memory, and what a crash costs.
@@ -56,7 +56,7 @@ class In2Config(Settings):
     seed: Natural = 0
     split: Literal["train", "val"] = "train"
     shards: Count = 1
-    align: Count | None = None
+    global_batch: Count | None = None
     unique_keys: bool = False
     dtype: Literal["uint16", "uint32"] = "uint16"
     mirror: Annotated[bool, Flag("--no-mirror")] = True
@@ -86,12 +86,12 @@ class In2Config(Settings):
             )
 
     def _check_examples(self) -> None:
-        if self.align and self.examples % self.align:
-            below = self.examples - self.examples % self.align
-            nearest = (below or below + self.align, below + (self.align if below else 2 * self.align))
+        if self.global_batch and self.examples % self.global_batch:
+            below = self.examples - self.examples % self.global_batch
+            nearest = (below or below + self.global_batch, below + (self.global_batch if below else 2 * self.global_batch))
             raise InputError(
-                f"--examples {self.examples} is not a multiple of --align {self.align}: a loader would drop or mix the rest. The "
-                f"nearest that are: {nearest[0]} and {nearest[1]}."
+                f"--examples {self.examples} is not a multiple of --global-batch {self.global_batch}: a loader would drop or mix the rest. "
+                f"The nearest that are: {nearest[0]} and {nearest[1]}."
             )
         if self.length > SHARD_TOKENS:
             raise InputError(f"--length {self.length} is more than a shard may hold ({SHARD_TOKENS:,} tokens).")
@@ -141,7 +141,9 @@ class In2Config(Settings):
 
     def recipe(self) -> dict[str, Any]:
         """The options that decide the files; what a tokenizer decides is in its fillers' digests."""
-        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("align", "tokenizer")}
+        options = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("global_batch", "tokenizer")
+        }
         return {**options, "decoys": self.decoy_count}
 
 

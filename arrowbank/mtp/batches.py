@@ -53,7 +53,7 @@ class Windows:
         if self.norm == "post" and draft.hidden == "pre":
             raise InputError(
                 f"{bank.folder}: holds hidden states after the final norm, this draft is fed those before it. Build the bank with "
-                "--hidden pre (which serves both), or give --hidden post."
+                "--last-hidden-norm pre (which serves both), or give --last-hidden-norm post."
             )
 
     def batch(self, rows: Sequence[int], *, hidden: str | None = None) -> WindowBatch:

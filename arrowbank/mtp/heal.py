@@ -251,7 +251,7 @@ def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]
         "model": bank.manifest["model_fingerprint"],
         "dtype": config.model.dtype,
         "draft_from": first,
-        "hidden": config.hidden,
+        "hidden": config.last_hidden_norm,
         "recycle": config.recycle,
         "codec": config.codec,
         "also": [list(one) for one in config.also],
@@ -359,7 +359,7 @@ def _first_draft(config: HealConfig, trunk: Trunk, folder: Path) -> Draft:
     else:
         source = folder if config.draft_from is None else resolve_model(config.draft_from)
         draft = load_draft(trunk, source, dtype=torch.float32)
-    return draft.feed(hidden=config.hidden, recycle=config.recycle)
+    return draft.feed(hidden=config.last_hidden_norm, recycle=config.recycle)
 
 
 def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str, Any]:

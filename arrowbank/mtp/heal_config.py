@@ -38,7 +38,7 @@ class HealConfig(Settings):
     lr, batch    the largest learning rate (None: 2e-5); windows a step
     eval_every, patience   steps between two measurements (None: 25); how many without a better one end the training (None: 6)
     hard         share of the teacher's mass that is moved to its first choice (None: 0)
-    hidden, recycle   which side of the norms the draft is fed; None: the checkpoint's, or its family's
+    last_hidden_norm, recycle   which side of the norms the draft is fed; None: the checkpoint's, or its family's
     train_projection  train eh_proj as well
     init         begin with the trunk's last block; draft_from: with the draft of another checkpoint
     codec, also  how the draft is stored in `out`, and in further copies: (codec, folder) each
@@ -55,7 +55,7 @@ class HealConfig(Settings):
     eval_every: Count | None = None
     patience: Count | None = None
     hard: Share | None = None
-    hidden: Literal["post", "pre"] | None = None
+    last_hidden_norm: Literal["post", "pre"] | None = None
     recycle: Literal["post", "pre"] | None = None
     train_projection: Annotated[bool, Flag("--train-proj")] = False
     init: bool = False

@@ -130,10 +130,10 @@ def check_conventions(draft: Draft, windows: Windows, rows: Sequence[int], *, ch
     best = max(scores, key=lambda sides: scores[sides])
     if scores[best] > RATIO * scores[chosen] + MARGIN:
         table = "".join(
-            f"\n  --hidden {hidden} --recycle {recycle}: {score:.3f}" for (hidden, recycle), score in scores.items()
+            f"\n  --last-hidden-norm {hidden} --recycle {recycle}: {score:.3f}" for (hidden, recycle), score in scores.items()
         )
         raise InputError(
-            f"the draft is fed --hidden {chosen[0]} --recycle {chosen[1]}, and accepts {scores[chosen]:.3f} drafts a round; it was "
-            f"trained on something else:{table}\nGive --hidden {best[0]} --recycle {best[1]}."
+            f"the draft is fed --last-hidden-norm {chosen[0]} --recycle {chosen[1]}, and accepts {scores[chosen]:.3f} drafts a round; it "
+            f"was trained on something else:{table}\nGive --last-hidden-norm {best[0]} --recycle {best[1]}."
         )
     return {f"{hidden}/{recycle}": score for (hidden, recycle), score in scores.items()}

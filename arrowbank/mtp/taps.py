@@ -52,7 +52,7 @@ def _row_bytes(length: int, layers: int, hidden_size: int, window: int) -> int:
 def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progress: Progress) -> Manifest:
     """The taps of the committed trunk bank `out`; the manifest of their bank. Goes on where an earlier run stopped."""
     trunk, config, info = open_trunk(out), plan.config, plan.info
-    rows, layers = trunk.held_out_rows, config.taps
+    rows, layers = trunk.held_out_rows, config.layers
     lengths = trunk.lengths[rows].tolist()
 
     def row_bytes(length: int) -> int:
@@ -172,5 +172,5 @@ class ShardTapper:
         listed = ", ".join(f"{count} in layer {layer}" for layer, count in zip(self.job.layers, counts, strict=True) if count)
         raise BadVector(
             f"{name}: model {self.job.info.model!r} gave values that float16 cannot hold ({listed}). Nothing of this shard was "
-            "kept; the trunk bank is. Leave those layers out of --taps."
+            "kept; the trunk bank is. Leave those layers out of --layers."
         )

@@ -45,7 +45,7 @@ def build_trunk(
 
     Raises InputError (model, data, too few windows), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
-    outputs: list[Named] = [("--out", out), *([("--out", taps_folder(out))] if config.taps else [])]
+    outputs: list[Named] = [("--out", out), *([("--out", taps_folder(out))] if config.layers else [])]
     models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
     require_separate(outputs, [*((f"--data {one.name}=", one.path) for one in config.data), *models])
     plan = TrunkPlan(config)
@@ -59,7 +59,7 @@ def build_trunk(
             _make_shards(plan, bank, processes, progress)
             bank.commit(rows=len(plan.windows))
         manifest = bank.manifest
-    if config.taps:
+    if config.layers:
         build_taps(plan, Path(out), restart=restart, workers=processes, progress=progress)
     return manifest
 
@@ -97,7 +97,7 @@ def worker_job(plan: TrunkPlan, folder: Path, processes: int = 1) -> TrunkJob:
         model=plan.config.trunk_model,
         info=plan.info,
         topk=plan.config.topk,
-        hidden_norm=plan.config.hidden,
+        hidden_norm=plan.config.last_hidden_norm,
         hidden_dtype=plan.hidden_dtype,
         rules=plan.config.rules,
         rows=WindowRows(
@@ -141,14 +141,14 @@ def estimate_trunk(config: TrunkConfig, out: str | Path, *, plan: TrunkPlan | No
     """
     plan = plan or TrunkPlan(config)
     windows, width = plan.windows, plan.info.hidden_size
-    tapped = windows.lengths[windows.held_out].tolist() if config.taps else []
+    tapped = windows.lengths[windows.held_out].tolist() if config.layers else []
     return TrunkEstimate(
         windows=len(windows),
         held_out=int(windows.held_out.sum()),
         tokens=int(windows.lengths.sum()),
         bytes_a_token=plan.row_bytes(config.window) // config.window,
         bytes=sum(_shard_bytes(plan, shard) for shard in plan.shards) + FILES_OVERHEAD,
-        taps_bytes=taps_bytes(tapped, len(config.taps), width, config.window),
+        taps_bytes=taps_bytes(tapped, len(config.layers), width, config.window),
         free_bytes=free_bytes(Path(out)),
         budget_bytes=config.budget_bytes,
     )
@@ -159,5 +159,5 @@ def require_budget(found: TrunkEstimate) -> None:
     if found.budget_bytes is not None and found.total_bytes > found.budget_bytes:
         raise DiskFull(
             f"the trunk bank and its taps take {human_bytes(found.total_bytes)}, the budget is {human_bytes(found.budget_bytes)}. "
-            "Give fewer --tokens, a smaller --topk, fewer --taps, or a larger --budget-gb."
+            "Give fewer --tokens, a smaller --topk, fewer --layers, or a larger --budget-gb."
         )

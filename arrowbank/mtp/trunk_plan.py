@@ -56,8 +56,8 @@ class TrunkConfig(Settings):
     topk       k, next tokens kept a row
     tokens     taken of a set that does not say (None: 393,216)
     chain      steps that the draft will look ahead: a short last window is kept if it has 16 tokens more
-    hidden     "post" or "pre": hidden states after or before the model's final norm
-    taps       layers whose output is kept of held-out windows, in a bank of their own; i is what block i puts out
+    last_hidden_norm  "post" or "pre": hidden states after or before the model's final norm
+    layers     blocks whose output is kept of held-out windows, in a bank of their own; i is what block i puts out
     hold_all   every window is held out: for evaluation only
     tokenizer  for data that are texts; default the model's
     text_field where the text is in a line of .jsonl or a row of a saved dataset (None: "text")
@@ -71,8 +71,8 @@ class TrunkConfig(Settings):
     topk: Count = 64
     tokens: Count | None = None
     chain: Count = 3
-    hidden: Literal["post", "pre"] = "post"
-    taps: tuple[int, ...] = ()
+    last_hidden_norm: Literal["post", "pre"] = "post"
+    layers: tuple[int, ...] = ()
     hold_all: bool = False
     tokenizer: Place | None = None
     text_field: str | None = None
@@ -85,10 +85,10 @@ class TrunkConfig(Settings):
         names = [one.name for one in self.data]
         if not names or len(set(names)) < len(names):
             raise InputError(f"the data sets are named {', '.join(names) or 'nothing'}; expected at least one, each name once.")
-        if list(self.taps) != sorted(set(self.taps)) or min(self.taps, default=0) < -1:
+        if list(self.layers) != sorted(set(self.layers)) or min(self.layers, default=0) < -1:
             raise InputError(
-                f"--taps {','.join(map(str, self.taps))}: expected ascending ids of decoder blocks, each once, −1 for the "
-                "embeddings, as in --taps 1,9,17."
+                f"--layers {','.join(map(str, self.layers))}: expected ascending ids of decoder blocks, each once, −1 for the "
+                "embeddings, as in --layers 1,9,17."
             )
         if all(one.tokens is not None for one in self.data):
             refuse_unread("data sets that all have @TOKENS of their own", self, ["tokens"])
@@ -97,7 +97,7 @@ class TrunkConfig(Settings):
             if getattr(self.model, name) != getattr(plain, name):
                 raise InputError(
                     f"model.{name} is {getattr(self.model, name)!r}, which a trunk has no use for; expected the default, "
-                    f"{getattr(plain, name)!r}. Which hidden states are kept is said by hidden and taps."
+                    f"{getattr(plain, name)!r}. Which hidden states are kept is said by last_hidden_norm and layers."
                 )
 
     @property
@@ -128,9 +128,9 @@ class TrunkPlan:
             raise InputError(
                 f"--topk {config.topk}: model {info.model!r} has a vocabulary of {info.vocab_size}. Give that or less."
             )
-        if config.taps and config.taps[-1] >= info.num_layers:
+        if config.layers and config.layers[-1] >= info.num_layers:
             raise InputError(
-                f"--taps {','.join(map(str, config.taps))}: there is no block {config.taps[-1]}, {info.model!r} has "
+                f"--layers {','.join(map(str, config.layers))}: there is no block {config.layers[-1]}, {info.model!r} has "
                 f"{info.num_layers}; expected ids from 0 to {info.num_layers - 1}, or −1 for the embeddings."
             )
         if config.window * max(info.hidden_size, config.topk) > MAX_VALUES:
@@ -229,7 +229,7 @@ class TrunkPlan:
             "model": model_recipe(self.info),
             "window": config.window,
             "topk": config.topk,
-            "hidden_norm": config.hidden,
+            "hidden_norm": config.last_hidden_norm,
             "hidden_dtype": self.hidden_dtype,
             "hold_all": config.hold_all,
             "pad_id": self.pad_id,
@@ -254,7 +254,7 @@ class TrunkPlan:
             "vocab_size": info.vocab_size,
             "hidden_size": info.hidden_size,
             "num_hidden_layers": info.num_layers,
-            "hidden_norm": config.hidden,
+            "hidden_norm": config.last_hidden_norm,
             "hidden_dtype": self.hidden_dtype,
             "window": config.window,
             "topk": config.topk,

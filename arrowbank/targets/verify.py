@@ -217,7 +217,9 @@ class _Nearness:
         if not medians[nearest] <= FITS:
             return Check("norm", False, f"labelled {label}, like neither convention ({told}): of another model, or damaged")
         if label == "unknown":
-            return Check("norm", True, f"nobody said which; they are {nearest} ({told}): export with --assume-norm {nearest}")
+            return Check(
+                "norm", True, f"nobody said which; they are {nearest} ({told}): export with --last-hidden-norm {nearest}"
+            )
         return Check("norm", label == nearest, f"labelled {label}, they are {nearest} ({told})")
 
 

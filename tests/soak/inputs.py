@@ -514,9 +514,9 @@ _RESUMED = [
 OPTIONS = words(
     "--out --source --onto --field --strict --on-bad-line --restart --tokenizer --max-tokens --special-tokens --on-long --prompt "
     "--num-proc --model --encoder --pooling --layer --no-normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
-    "--shards --worker --where --to --stride --assume-norm --max-shard-bytes --codec --spans --target-model --layers --loss-mask "
+    "--shards --worker --where --to --stride --last-hidden-norm --max-shard-bytes --codec --spans --target-model --layers --loss-mask "
     "--on-nonfinite --arm --examples --length --filler --triples --decoys --seed --vocab --data --window --topk --tokens --chain "
-    "--hidden --taps --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json -h "
+    "--last-hidden-norm --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json -h "
     "--version --nothing --dry-run --budget-gb --texts --draws --confidence --positions --blocks --revision --license"
 )
 VERBS = [
