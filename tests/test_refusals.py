@@ -166,11 +166,10 @@ def test_processes_that_tokenize_and_are_refused_end_the_stage_with_an_error(
 def test_a_library_that_trips_over_its_closed_file_hides_no_refusal(
     bpe_tokenizer: Path, machine: Machine, tmp_path: Path
 ) -> None:
-    texts = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(20))
+    texts = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(60))
     argv = ["tokenize", texts, "--tokenizer", bpe_tokenizer, "--num-proc", "1", "--out", tmp_path / "out"]
     rows = tmp_path / "out" / "journal" / "work" / "map"  # which datasets writes
     counted = machine.run(*argv, refusal=Refusal(under=rows, calls=("write",), error="ENOSPC", nth=1 << 30))
-    assert counted.calls > 3
     for nth in range(1, counted.calls + 1):
         shutil.rmtree(tmp_path / "out")
         done = machine.run(*argv, refusal=Refusal(under=rows, calls=("write",), error="ENOSPC", nth=nth))
