@@ -227,6 +227,8 @@ def _marked(value: Any, hint: Any) -> Any:
 
 
 def _one_of(value: Any, hint: Any, members: Sequence[Any]) -> Any:
+    if Path in members and isinstance(value, str | Path) and "\0" in str(value):
+        raise _Unfit(value, "a path without a null character", near=True)
     unfit: list[_Unfit] = []
     for member in sorted(members, key=lambda member: type(value) is not member):
         try:

@@ -38,7 +38,7 @@ from arrowbank import (
     TrunkConfig,
     TrunkData,
 )
-from arrowbank.errors import InputError
+from arrowbank.errors import ArrowbankError, InputError
 from tests.arms import save_filler, small
 from tests.feature_banks import save_features
 
@@ -298,6 +298,21 @@ def test_arguments_of_functions_are_checked(what: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"{what} is .*; expected "):
         CALLS[what](tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "a/" * 3000], ids=["null", "long name", "long path"])
+@pytest.mark.parametrize("what", ["open_bank", "verify", "merge_banks", "write_report", "pull"])
+def test_a_path_that_none_can_be_is_an_error(what: str, path: str, tmp_path: Path) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "open_bank": lambda: arrowbank.open_bank(path),
+        "verify": lambda: arrowbank.verify(path),
+        "merge_banks": lambda: arrowbank.merge_banks([path, path], tmp_path / "out"),
+        "write_report": lambda: arrowbank.write_report(ReportConfig(), [path], tmp_path / "page.html"),
+        "pull": lambda: arrowbank.pull(f"file://{path}", tmp_path / "out"),
+    }
+    with pytest.raises(ArrowbankError):
+        calls[what]()
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_public_function_that_takes_paths_is_checked() -> None:

@@ -385,6 +385,13 @@ def test_an_encoder_that_is_none(source: Source, tmp_path: Path, spec: str, word
         encode(EncodeConfig(encoder=spec), source.tokens, tmp_path / "out")
 
 
+def test_an_encoder_whose_module_does_not_parse(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unfinished.py").write_text("def make(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="unfinished:make: cannot be imported"):
+        encode(EncodeConfig(encoder="unfinished:make"), source.tokens, tmp_path / "out")
+
+
 def test_an_encoder_of_the_wrong_shape(source: Source, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"shape \(\d+, 23\) for \d+ rows, expected \(\d+, 24\)"):
         encode(EncodeConfig(encoder="tests.banks:NarrowEncoder"), source.tokens, tmp_path / "out")

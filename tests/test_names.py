@@ -240,6 +240,18 @@ def test_a_bank_with_a_named_pipe_in_it_is_not_waited_for(tmp_path: Path, name: 
         assert code in (1, 2) or (verb[0] == "report" and name.startswith("vocab"))  # a report shows no map
 
 
+def test_an_audit_that_is_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    make_texts(tmp_path / "texts")
+    os.mkfifo(tmp_path / "audit.json")
+    argv = [sys.executable, "-m", "arrowbank", "report", str(tmp_path / "texts"), "--audit", str(tmp_path / "audit.json")]
+    done = subprocess.run(
+        [*argv, "--out", str(tmp_path / "page.html")], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "audit.json" in done.stderr
+    assert "not a regular file" in done.stderr
+
+
 def test_a_source_that_is_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     argv = [

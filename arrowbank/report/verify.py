@@ -6,6 +6,7 @@ from pathlib import Path
 
 from arrowbank.bank.checks import Check
 from arrowbank.bank.manifest import JOURNAL
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.bank.verify import verify as verify_bank
 from arrowbank.formats.sidecar import find_sidecar
@@ -16,6 +17,7 @@ from arrowbank.settings import checked
 from arrowbank.targets.vocab import MAPS, verify_vocab_map
 
 
+@explains("place", "read")
 @checked
 def verify(place: str | Path, *, quick: bool = False, progress: Progress = SILENT) -> list[Check]:
     """All checks of the bank, the export or cache, or the vocabulary map (a file) at `place`: a path, or the address of a bank.

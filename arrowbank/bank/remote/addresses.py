@@ -81,6 +81,8 @@ def is_address(value: object) -> bool:
 def parse_address(value: str, revision: str | None = None) -> Address:
     """The address that `value` is. InputError where it is none, or names a revision and `revision` another."""
     know_secrets_of(value if is_address(value) else f"a://{value}")
+    if "\0" in value:
+        raise InputError("the address has a null character in it, which no name can have. Leave it out.")
     if not is_address(value):
         if not _REPO.fullmatch(value) or value.startswith((".", "/")):
             raise InputError(
