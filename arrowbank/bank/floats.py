@@ -111,4 +111,15 @@ def fp8_decode(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) ->
     return bfloat16_bits(values.reshape(codes.shape))
 
 
+def cosines(x: npt.NDArray[Any], y: npt.NDArray[Any], *, of_zeros: float) -> npt.NDArray[np.float64]:
+    """The cosine of each vector of `x` to the one of `y` beside it: [..., D] and [..., D] → [...], computed in float64.
+
+    `of_zeros` stands for the cosine of a vector that is zero, which has none.
+    """
+    x, y = x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
+    dots, norms = (x * y).sum(axis=-1), np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    found: npt.NDArray[np.float64] = np.divide(dots, norms, out=np.full_like(dots, of_zeros), where=norms != 0)
+    return found
+
+
 E4M3, E5M2 = fp8_table(4), fp8_table(5)

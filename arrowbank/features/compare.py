@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.features import open_features
+from arrowbank.bank.floats import cosines
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError, NothingChecked
 from arrowbank.settings import checked
@@ -32,22 +31,22 @@ class Comparison:
 @explains("a", "read")
 @checked
 def compare(a: str | Path, b: str | Path) -> Comparison:
-    """Compare the vectors of texts that both feature banks have, in float32.
+    """Compare the vectors of texts that both feature banks have, in float64.
 
     Raises InputError when the widths differ, NothingChecked (an InputError) when no text is shared.
     """
     left, right = open_features(a), open_features(b)
     if left.hidden_size != right.hidden_size:
         raise InputError(f"{a} has vectors of width {left.hidden_size}, {b} of {right.hidden_size}: they cannot be compared.")
-    cosines, largest = [], 0.0
+    alike, largest = [], 0.0
     for start in range(0, len(left), BLOCK_ROWS):
         rows = np.arange(start, min(start + BLOCK_ROWS, len(left)))
         others = right.find(left.digests.take(rows))
         both = others >= 0
-        x, y = _tensor(left, rows[both]), _tensor(right, others[both])
-        cosines.append(torch.nn.functional.cosine_similarity(x, y, dim=1))
-        largest = max(largest, float((x - y).abs().max())) if len(x) else largest
-    cosine = torch.cat(cosines).double().numpy()
+        x, y = (bank.take(chosen).astype(np.float32) for bank, chosen in ((left, rows[both]), (right, others[both])))
+        alike.append(cosines(x, y, of_zeros=0.0))
+        largest = max(largest, float(np.abs(x - y).max(initial=0)))
+    cosine = np.concatenate(alike)
     if not len(cosine):
         raise NothingChecked(f"{a} and {b} have no text in common. Compare banks that were made from the same texts.")
     return Comparison(
@@ -58,7 +57,3 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         first_percentile_cosine=float(np.percentile(cosine, 1)),
         largest_difference=largest,
     )
-
-
-def _tensor(bank: FeatureBank, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(bank.take(rows)).float()

@@ -45,13 +45,6 @@ class OwnEncoder(Encoder, Protocol):
     version: object
 
 
-class StreamEncoder(Encoder, Protocol):
-    """An encoder that can keep a device busy while Python looks at the results of the batch before."""
-
-    def encode_stream(self, batches: Iterable[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.float32]]:
-        """The result of `encode` for each of `batches`, in order."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EncodeConfig(Settings):
     """Everything that decides the vectors, together with the token bank.

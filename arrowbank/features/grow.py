@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import Bank, BankWriter
 from arrowbank.bank.columns import one_array
 from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.floats import cosines
 from arrowbank.bank.journal import append_log
 from arrowbank.bank.manifest import LOG, differing_fields
 from arrowbank.engine.plan import Shard
@@ -76,19 +76,14 @@ def measure_drift(old: FeatureBank, encoder: Encoder, tokens: Bank, config: Enco
     again = np.empty((len(rows), old.hidden_size), np.float16)
     for batch, vectors in encoded(encoder, one_array(pa.concat_tables(parts)["input_ids"]), config.rules):
         again[batch.rows], _ = finish(vectors, normalize=config.normalize)
-    cosines, largest = _differences(old.take(rows).astype(np.float64), again.astype(np.float64))
+    stored = old.take(rows)
+    alike = cosines(stored, again, of_zeros=np.nan)
     return Drift(
         texts=len(rows),
-        min_cosine=round(float(cosines.min()), 9),
-        mean_cosine=round(float(cosines.mean()), 9),
-        largest_difference=largest,
+        min_cosine=round(float(alike.min()), 9),
+        mean_cosine=round(float(alike.mean()), 9),
+        largest_difference=float(np.abs(stored.astype(np.float64) - again).max()),
     )
-
-
-def _differences(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    cosines = np.divide((x * y).sum(axis=1), norms, out=np.full(len(x), np.nan), where=norms > 0)
-    return cosines, float(np.abs(x - y).max())
 
 
 def told_since(folder: Path, offset: int) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from arrowbank.errors import InputError
 
 MAX_HEADER = 100_000_000
 LENGTH_BYTES = 8
+PIECE = 1 << 26
 
 # how each dtype is seen in NumPy: what NumPy has not (bfloat16, 8-bit floats) as its bits
 DTYPES = {
@@ -121,21 +122,25 @@ class SafetensorsFile:
         return InputError(f"{self.path}: not a whole safetensors file: {found}. Make or copy it again.")
 
 
-def write_safetensors(file: Any, tensors: Mapping[str, tuple[str, npt.NDArray[Any]]], metadata: Mapping[str, str]) -> None:
-    """Write `tensors`, name → (one of DTYPES, array), and `metadata` to a file opened for writing bytes.
+def write_safetensors(
+    file: Any, tensors: Mapping[str, tuple[str, Sequence[int], npt.NDArray[Any]]], metadata: Mapping[str, str]
+) -> None:
+    """Write `tensors`, name → (dtype, shape, array with its values or bytes), and `metadata` to a file opened for writing bytes.
 
     Give the widest dtype first: then every tensor lies on a multiple of its width.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    start = 0
-    for name, (dtype, values) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [start, start + values.nbytes]}
-        start += values.nbytes
+    end = 0
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
     file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-    for _, values in tensors.values():
-        file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    for _, _, values in tensors.values():
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        for start in range(0, len(data), PIECE):
+            file.write(data[start : start + PIECE])
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def write_folder(rows: TargetRows, folder: ExportFolder, *, source: str, phase: 
     def write(sample: TargetSample, name: str, file: HashedFile) -> None:
         S, H = len(sample.input_ids), facts.hidden_size
         hidden = np.concatenate([sample.taps.reshape(S, facts.layers, H), sample.last.reshape(S, 1, H)], axis=1)
-        tensors = {TOKENS: ("I64", sample.input_ids.astype(np.int64)), HIDDEN: ("BF16", hidden)}
+        tensors = {TOKENS: ("I64", [S], sample.input_ids.astype(np.int64)), HIDDEN: ("BF16", hidden.shape, hidden)}
         write_safetensors(file, tensors, {**said, SAMPLE_KEY: sample.name})
 
     dataset_bytes = 16 * int(lengths.sum()) + 20 * len(lengths)

@@ -9,7 +9,6 @@ arm, example"""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -61,13 +60,12 @@ class ArmRows:
     def __init__(self, config: In2Config, fillers: Sequence[Filler]) -> None:
         self.config = config
         self._fillers = fillers
-        self._memory = _Memory(config)
         self._placement = Placement(config)
         self._keys = KeyCounter(config.vocab, config.key_len)
 
     def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
         config = self.config
-        ids, mask = self._memory.take(shard.rows)
+        ids, mask = np.empty((shard.rows, config.length), config.dtype), np.zeros((shard.rows, config.length), np.uint8)
         starts = np.empty(shard.rows, np.int64)
         planted: list[Planted] = []
         for row, example in enumerate(range(shard.start, shard.stop)):
@@ -126,28 +124,6 @@ class ArmRows:
                     f"example {examples[row]}: {twice} keys are there twice, {stray} times one stands in the filler, and "
                     "--unique-keys is given. Give longer keys (--key-len), a larger --alphabet, or another --seed."
                 )
-
-
-class _Memory:
-    """Arrays for shards. What no record batch holds any more is used again: to touch fresh memory takes longer than to fill it."""
-
-    def __init__(self, config: In2Config) -> None:
-        self._config = config
-        self._pairs: list[list[npt.NDArray[np.unsignedinteger]]] = []
-
-    def take(self, rows: int) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.uint8]]:
-        """Ids as they come, and a mask of zeros, each [rows, T]."""
-        config = self._config
-        # a count of 2 is the list's and the call's own; a batch's columns hold views, which count too
-        idle = (pair for pair in self._pairs if max(sys.getrefcount(pair[0]), sys.getrefcount(pair[1])) <= 2)
-        pair = next(idle, None)
-        if pair is None:
-            shape = (min(config.rows_a_shard, config.examples), config.length)
-            pair = [np.empty(shape, config.dtype), np.empty(shape, np.uint8)]
-            self._pairs.append(pair)
-        ids, mask = pair[0][:rows], pair[1][:rows]
-        mask.fill(0)
-        return ids, mask
 
 
 @dataclass(frozen=True)

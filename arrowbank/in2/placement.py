@@ -6,7 +6,6 @@ q + span − 1 away from the others."""
 
 from __future__ import annotations
 
-from operator import length_hint
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,14 +96,12 @@ class Placement:
         sites: list[int] = []
         while tried < limit:
             values = stream.peek(2 * wanted, shift)
-            left = iter(values)
-            for value in left:
+            for used, value in enumerate(values, 1):  # noqa: B007  (read after the loop)
                 if value < n and not (taken[value + here] or taken[value + before] or taken[value + after]):
                     taken[value + low : value + end] = near
                     sites.append(value + low)
                     if len(sites) == wanted:
                         break
-            used = len(values) - length_hint(left)
             stream.skip(used)
             if len(sites) == wanted and not tried:  # of so few draws none is one too many
                 return sorted(sites)
@@ -121,9 +118,9 @@ class Placement:
         count = 2 * self.config.triples
         while True:
             words, order = stream.peek(count), list(range(self.config.triples))
-            left = iter(words)
+            left, used = enumerate(words, 1), 0
             for last, shift, n in self._pairing:
-                for word in left:
+                for used, word in left:  # noqa: B007
                     j = word >> shift
                     if j < n:
                         break
@@ -131,7 +128,7 @@ class Placement:
                     break
                 order[last], order[j] = order[j], order[last]
             else:
-                stream.skip(len(words) - length_hint(left))
+                stream.skip(used)
                 return np.array(order, np.intp)
             count *= 2  # there were too few words: begin again
 

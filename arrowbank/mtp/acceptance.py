@@ -64,14 +64,6 @@ def nothing(steps: int) -> Acceptance:
     return Acceptance(hits=(0,) * steps, rows=(0,) * steps)
 
 
-def total(counts: Iterable[Acceptance], steps: int) -> Acceptance:
-    """The sum of `counts`."""
-    found = nothing(steps)
-    for each in counts:
-        found += each
-    return found
-
-
 def count_chains(tokens_NT: Ints, choices_NT: Ints, drafts_JNT: Ints, lengths_N: Ints, *, shift: int = 0) -> Acceptance:
     """Every row p starts a chain; drafts[j − 1, n, p] is the token that it drafts at step j.
 

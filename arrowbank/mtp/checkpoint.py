@@ -280,11 +280,6 @@ class Checkpoint:
             return tuple(int(size) for size in self.raw(name + SHAPE).tolist())
         return self.files[self.place[name]].tensors[name].shape
 
-    def stored_bytes(self, name: str) -> int:
-        """How many bytes are stored of a tensor, with its scales."""
-        entries = [self.files[self.place[part]].tensors[part] for part in self.parts(name)]
-        return sum(entry.stop - entry.start for entry in entries)
-
     def raw(self, name: str) -> torch.Tensor:
         """What is stored under a name, as it is, on the CPU."""
         file = self.files[self.place[name]]

@@ -10,7 +10,7 @@ import errno
 import glob
 import json
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
-from arrowbank.formats.safetensors import DTYPES, SafetensorsFile
+from arrowbank.formats.safetensors import DTYPES, PIECE, SafetensorsFile, write_safetensors
 from arrowbank.models.folder import INDEX, SINGLE, read_json
 from arrowbank.mtp.checkpoint import NAMES, PROVENANCE, Checkpoint, Place, Stored, check_codec, encode, find_places, is_router
 from arrowbank.mtp.draft import Draft
@@ -32,7 +32,6 @@ from arrowbank.mtp.layouts import CANONICAL, FoundLayout, shown
 from arrowbank.mtp.load import check_shapes
 
 DRAFT_FILE = "model-mtp.safetensors"  # of a sharded model that had no draft
-_PIECE = 1 << 26
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -181,27 +180,18 @@ def _rewrite(path: Path, before: SafetensorsFile | None, new: Stored, gone: set[
 
     Larger elements first, then by name: so every tensor begins at a multiple of its element's size.
     """
-    entries: list[tuple[int, str, str, tuple[int, ...], Any]] = []
+    entries: list[tuple[int, str, tuple[str, Sequence[int], Any]]] = []
     for name, tensor in (before.tensors if before else {}).items():
         if name not in gone and before:
             size = np.dtype(DTYPES.get(tensor.dtype, "u1")).itemsize
-            entries.append((-size, name, tensor.dtype, tensor.shape, before.raw(tensor)))
+            entries.append((-size, name, (tensor.dtype, tensor.shape, before.raw(tensor))))
     for name, values in new.items():
         data = values.contiguous().view(-1).view(torch.uint8).numpy()
-        entries.append((-values.element_size(), name, NAMES[values.dtype], tuple(values.shape), data))
+        entries.append((-values.element_size(), name, (NAMES[values.dtype], values.shape, data)))
     entries.sort(key=lambda entry: entry[:2])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"} | (before.metadata if before else {}) | {PROVENANCE: record}}
-    end = 0
-    for _, name, dtype, shape, data in entries:
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + data.nbytes]}
-        end += data.nbytes
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    metadata = {"format": "pt"} | (before.metadata if before else {}) | {PROVENANCE: record}
     with publishing(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for *_, data in entries:
-            for start in range(0, data.nbytes, _PIECE):
-                file.write(data[start : start + _PIECE])
+        write_safetensors(file, {name: tensor for _, name, tensor in entries}, metadata)
     return file.digest
 
 
@@ -252,5 +242,5 @@ def _take_over(path: Path, copy: Path) -> None:
             if error.errno not in _NO_LINKS:
                 raise
     with path.open("rb", buffering=0) as source, publishing(copy, hash=None) as file:
-        while piece := source.read(_PIECE):
+        while piece := source.read(PIECE):
             file.write(piece)

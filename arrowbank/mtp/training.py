@@ -60,17 +60,17 @@ def save_state(
     Weights that two roles share (the same mapping, as now and best after a better measurement) are written once.
     """
     tensors: dict[str, torch.Tensor] = {}
-    first: dict[int, str] = {}
+    whose = {role: next(other for other in weights if weights[other] is named) for role, named in weights.items()}
     for role, named in weights.items():
-        if first.setdefault(id(named), role) == role:
+        if whose[role] == role:
             tensors |= {f"{role}.{name}": tensor for name, tensor in named.items()}
     for index, parameter in enumerate(parameters):
         for name, value in optimizer.state.get(parameter, {}).items():
             tensors[f"adam.{index}.{name}"] = value.detach().cpu()
-    whose = {role: first[id(named)] for role, named in weights.items()}
     metadata = {"progressed": json.dumps(asdict(progressed)), "weights": json.dumps(whose), "plan": plan}
     with publishing(folder / STATE, hash=None) as file:
-        write_safetensors(file, {name: (NAMES[tensor.dtype], _bits(tensor)) for name, tensor in tensors.items()}, metadata)
+        stored = {name: (NAMES[tensor.dtype], tensor.shape, _bits(tensor)) for name, tensor in tensors.items()}
+        write_safetensors(file, stored, metadata)
 
 
 def plan_of(folder: Path) -> str | None:

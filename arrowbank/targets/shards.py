@@ -16,7 +16,7 @@ import pyarrow as pa
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import Promise, list_column, number_column
 from arrowbank.bank.files import human_bytes, publish_json
-from arrowbank.bank.floats import Bits, all_finite, float32_of, fp8_decode, fp8_encode, nonfinite
+from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, fp8_decode, fp8_encode, nonfinite
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.engine.plan import Shard
@@ -167,8 +167,7 @@ class ShardSource:
         scales.append(scale)
         true = float32_of(hidden).astype(np.float64).reshape(*scale.shape, self._facts.hidden_size)
         stored = float32_of(fp8_decode(codes, scale)).astype(np.float64).reshape(true.shape)
-        dots, norms = (true * stored).sum(axis=2), np.linalg.norm(true, axis=2) * np.linalg.norm(stored, axis=2)
-        cosine = np.divide(dots, norms, out=np.ones_like(dots), where=norms > 0)
+        cosine = cosines(true, stored, of_zeros=1.0)
         for at, layer in enumerate(layers):
             sums = {
                 "cosine": float(cosine[:, at].sum()),

@@ -23,7 +23,7 @@ from arrowbank.bank.manifest import canonical_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.targets import TargetBank, open_target_bank
-from arrowbank.errors import ContractError, CorruptBank, InputError
+from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors
 from arrowbank.formats.sidecar import xxh3_128
 from arrowbank.progress import SILENT, Progress
@@ -116,7 +116,11 @@ def _file_bytes(made: VocabMap, metadata: dict[str, str]) -> bytes:
     """The map as a safetensors file whose metadata hold the digest over everything else."""
     content = xxh3_128(canonical_json(metadata) + made.d2t.tobytes() + made.t2d.tobytes())
     file = io.BytesIO()
-    write_safetensors(file, {"d2t": ("I64", made.d2t), "t2d": ("BOOL", made.t2d)}, {**metadata, DIGEST: content})
+    write_safetensors(
+        file,
+        {"d2t": ("I64", made.d2t.shape, made.d2t), "t2d": ("BOOL", made.t2d.shape, made.t2d)},
+        {**metadata, DIGEST: content},
+    )
     return file.getvalue()
 
 
@@ -147,26 +151,6 @@ def _read(path: Path) -> tuple[VocabMap, dict[str, str]]:
         raise CorruptBank(f"{path}: its maps are not int64 and bool. Make it with `arrowbank targets vocab`.")
     found = VocabMap(file.array(tensors["d2t"]), file.array(tensors["t2d"]).view(np.bool_))
     return found, dict(file.metadata)
-
-
-def read_vocab_map(path: str | Path, bank: str | Path | TargetBank) -> VocabMap:
-    """The map in `path`, which must be of this bank as it is.
-
-    Raises ContractError for a map of another bank or of one that has changed, CorruptBank for a damaged file.
-    """
-    bank = bank if isinstance(bank, TargetBank) else open_target_bank(bank)
-    if not (check := verify_vocab_map(path)).ok:
-        raise CorruptBank(check.detail)
-    found, metadata = _read(Path(path))
-    wanted = _metadata(bank, len(found.d2t), len(found.t2d))
-    for name in METADATA:
-        if metadata.get(name) != wanted[name]:
-            raise ContractError(
-                f"{path}: {name} is {metadata.get(name)}, expected {wanted[name]} ({bank.folder}). The map is stale: make it "
-                "again with `arrowbank targets vocab`.",
-                name,
-            )
-    return found
 
 
 def _metadata(bank: TargetBank, draft_vocab: int, vocab_size: int) -> dict[str, str]:

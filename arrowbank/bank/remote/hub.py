@@ -108,13 +108,11 @@ def hub_errors(shown: str) -> Iterator[None]:
     """Tell the client's errors as ours, with what to do, in one line and without the token."""
     from huggingface_hub import errors
 
-    # the HTTP library's own base class, whichever one this version of the client is built on
-    transport: type[Exception] = errors.HfHubHTTPError.__mro__[1]
     try:
         yield
     except errors.LocalEntryNotFoundError as error:  # what a download says of whatever kept it from asking
         raise _told(error.__cause__ or error, shown) from None
-    except (transport, OSError, ValueError, RuntimeError) as error:  # RuntimeError: what xet raises
+    except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:  # type: ignore[attr-defined]  # the HTTP client's; xet's
         raise _told(error, shown) from None
 
 
