@@ -21,10 +21,9 @@ from safetensors.torch import load_file, save_file
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer
-from arrowbank.models.device import WidenedLinear, in_flight, widen_linears
 from arrowbank.models.encoder import Encoder, PooledReader
-from arrowbank.models.loading import cpu_has_bfloat16, load_hidden_states
-from arrowbank.models.passes import PASS_TOKENS, DevicePasses
+from arrowbank.models.loading import WidenedLinear, cpu_has_bfloat16, load_hidden_states, widen_linears
+from arrowbank.models.passes import PASS_TOKENS, DevicePasses, in_flight
 from arrowbank.models.pooling import pool
 
 Ids = NDArray[np.int32]

@@ -746,9 +746,8 @@ def test_a_damaged_build_log_costs_its_line_only(tmp_path: Path, log: bytes, row
 def test_no_safetensors_header_raises_anything_but_an_input_error(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
     path = tmp_path / "a.safetensors"
     with path.open("wb") as file:
-        write_safetensors(
-            file, {"a": ("F32", np.ones((3, 4), np.float32)), "b": ("BF16", np.ones((2, 2), np.uint16))}, {"k": "v"}
-        )
+        values = {"a": ("F32", (3, 4), np.ones(12, np.float32)), "b": ("BF16", (2, 2), np.ones(4, np.uint16))}
+        write_safetensors(file, values, {"k": "v"})
     data = bytearray(path.read_bytes())
     for at, value in edits:
         data[at % len(data)] = value

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
-
-import torch
-from torch import nn
-from torch.nn import functional
+from typing import TYPE_CHECKING
 
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.config import ModelConfig
@@ -89,55 +84,3 @@ def refusing(explain: Callable[[str], str]) -> Iterator[None]:
         raise
     except Exception as error:
         raise InputError(explain(str(error).strip() or repr(error))) from error
-
-
-class WidenedLinear(nn.Module):
-    """`linear`, a bfloat16 nn.Linear, with its weights kept in float32."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.dtype = linear.weight.dtype
-        self.weight = nn.Parameter(linear.weight.detach().float(), requires_grad=False)
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x.float(), self.weight, self.bias).to(self.dtype)
-
-
-def widen_linears(model: nn.Module) -> None:
-    """Replace every plain bfloat16 nn.Linear of `model` in place; subclasses (quantised ones, say) are left alone."""
-    for name, child in model.named_children():
-        if type(child) is nn.Linear and child.weight.dtype is torch.bfloat16:
-            setattr(model, name, WidenedLinear(child))
-        else:
-            widen_linears(child)
-
-
-Item = TypeVar("Item")
-Ticket = TypeVar("Ticket")
-Result = TypeVar("Result")
-
-
-def in_flight(
-    items: Iterable[Item],
-    start: Callable[[Item], Ticket],
-    finish: Callable[[Ticket], Result],
-    *,
-    ahead: int,
-    cancel: Callable[[Ticket], object] = lambda ticket: None,
-) -> Generator[Result, None, None]:
-    """`finish(start(item))` for each item, in order, with the next `ahead` items started before one is waited for.
-
-    Tickets that are left when the iteration ends early, by an error or by close(), go to `cancel`.
-    """
-    pending: deque[Ticket] = deque()
-    try:
-        for item in items:
-            pending.append(start(item))
-            if len(pending) > ahead:
-                yield finish(pending.popleft())
-        while pending:
-            yield finish(pending.popleft())
-    finally:
-        for ticket in pending:
-            cancel(ticket)

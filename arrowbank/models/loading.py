@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from arrowbank.errors import InputError
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, read_config
-from arrowbank.models.device import cap_memory, quiet, refusing, widen_linears
+from arrowbank.models.device import cap_memory, quiet, refusing
 from arrowbank.models.layers import LayerReader
 
 if TYPE_CHECKING:
@@ -176,3 +177,25 @@ def _refuse_made_up_weights(model: nn.Module, part: nn.Module, missing: Any, inf
             f"model {info.model!r}: {len(inside)} weights that {type(part).__name__} needs are not in its checkpoint and would "
             f"be random: {shown}\nThe files are not of this architecture, or the model was exported without them."
         )
+
+
+class WidenedLinear(nn.Module):
+    """`linear`, a bfloat16 nn.Linear, with its weights kept in float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.dtype = linear.weight.dtype
+        self.weight = nn.Parameter(linear.weight.detach().float(), requires_grad=False)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x.float(), self.weight, self.bias).to(self.dtype)
+
+
+def widen_linears(model: nn.Module) -> None:
+    """Replace every plain bfloat16 nn.Linear of `model` in place; subclasses (quantised ones, say) are left alone."""
+    for name, child in model.named_children():
+        if type(child) is nn.Linear and child.weight.dtype is torch.bfloat16:
+            setattr(model, name, WidenedLinear(child))
+        else:
+            widen_linears(child)

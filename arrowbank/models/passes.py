@@ -15,12 +15,12 @@ import copy
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from torch import nn
 
 from arrowbank.errors import InputError
 from arrowbank.models.describe import ModelInfo
-from arrowbank.models.device import in_flight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,3 +194,33 @@ class DevicePasses(Passes):
         if launched.done is not None:
             launched.done.synchronize()
         return launched.results
+
+
+Item = TypeVar("Item")
+Ticket = TypeVar("Ticket")
+Result = TypeVar("Result")
+
+
+def in_flight(
+    items: Iterable[Item],
+    start: Callable[[Item], Ticket],
+    finish: Callable[[Ticket], Result],
+    *,
+    ahead: int,
+    cancel: Callable[[Ticket], object] = lambda ticket: None,
+) -> Generator[Result, None, None]:
+    """`finish(start(item))` for each item, in order, with the next `ahead` items started before one is waited for.
+
+    Tickets that are left when the iteration ends early, by an error or by close(), go to `cancel`.
+    """
+    pending: deque[Ticket] = deque()
+    try:
+        for item in items:
+            pending.append(start(item))
+            if len(pending) > ahead:
+                yield finish(pending.popleft())
+        while pending:
+            yield finish(pending.popleft())
+    finally:
+        for ticket in pending:
+            cancel(ticket)
