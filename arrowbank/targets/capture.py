@@ -32,11 +32,10 @@ from arrowbank.targets.conversations import ChatTokenizer
 from arrowbank.targets.rows import PreparedRows, RowMaker, RowRules, prepare
 from arrowbank.targets.shards import (
     SHARD_BYTES,
-    ShardSource,
+    ShardColumns,
     TargetEstimate,
     check_layers,
     commit_targets,
-    filled,
     is_done,
     publish_tally,
     require_budget,
@@ -93,18 +92,18 @@ class ShardCapturer:
         """
         facts = self.job.facts
         rows = CapturedRows(facts, *self._rows.of(shard), place=self.job.info.model)
-        source = ShardSource(rows, Shard(shard.index, 0, shard.rows), facts, keep_nonfinite=False)
-        batch, tokens = source.batch, len(rows.input_ids)
+        columns = ShardColumns(rows, Shard(shard.index, 0, shard.rows), facts, keep_nonfinite=False)
         if facts.codec == "bf16" and facts.spans == "all":  # straight into the columns' memory
-            rows.taps, rows.last = (promise.reserved.reshape(tokens, -1) for promise in source.promises)
+            rows.taps, rows.last = columns.taps, columns.last
             self._capture(rows, report)
         else:
+            tokens = len(rows.input_ids)
             rows.taps = np.empty((tokens, facts.layers * facts.hidden_size), np.uint16)
             rows.last = np.empty((tokens, facts.hidden_size), np.uint16)
             self._capture(rows, report)
-            filled(batch, source.promises)
-        publish_tally(self.job.tallies, shard.index, source.tally)
-        return batch
+            columns.fill()
+        publish_tally(self.job.tallies, shard.index, columns.tally)
+        return columns.batch()
 
     def _capture(self, rows: CapturedRows, report: Report) -> None:
         """Fill `rows` with their hidden states."""

@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.columns import write_promised
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
-from arrowbank.bank.manifest import INFO, STATE, Manifest, shard_name
+from arrowbank.bank.manifest import INFO, STATE, Manifest
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.targets import (
@@ -43,7 +42,7 @@ from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
 from arrowbank.targets.shards import (
     SHARD_BYTES,
-    ShardSource,
+    ShardColumns,
     TargetEstimate,
     check_layers,
     commit_targets,
@@ -302,18 +301,17 @@ def import_targets(
         with progress.phase("import", len(rows.lengths), unit="samples") as phase:
             for shard in shards:
                 if shard in todo:
-                    _write_shard(bank, ShardSource(rows, shard, facts, keep_nonfinite=config.on_nonfinite != "error"), shard)
+                    _write_shard(bank, ShardColumns(rows, shard, facts, keep_nonfinite=config.on_nonfinite != "error"), shard)
                 phase.advance(shard.rows)
         if found.quarantined:
             bank.write_file(QUARANTINE, lambda file: file.write(dump.quarantine_lines(found.quarantined)))
         return commit_targets(bank, shards, facts, found.dropped())
 
 
-def _write_shard(bank: BankWriter, source: ShardSource, shard: Shard) -> None:
-    receipt = bank.shards.write_file(
-        shard_name(shard.index), lambda file: write_promised(file, source.batch, source.promises), rows=shard.rows
-    )
-    publish_tally(bank.work_dir, shard.index, source.tally)
+def _write_shard(bank: BankWriter, columns: ShardColumns, shard: Shard) -> None:
+    columns.fill()
+    receipt = bank.shards.write_shard(shard.index, columns.batch())
+    publish_tally(bank.work_dir, shard.index, columns.tally)
     bank.accept(receipt)
 
 

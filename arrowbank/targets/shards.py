@@ -1,10 +1,8 @@
-"""The shards of a target bank, written from any rows: columns, codec, spans, and what is counted on the way.
-
-The hidden states of a shard are promised columns: they go row by row from where they lie to the file."""
+"""The shards of a target bank, written from any rows: columns, codec, spans, and what is counted on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.columns import Promise, list_column, number_column
+from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import human_bytes, publish_json
 from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, fp8_decode, fp8_encode, nonfinite
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
@@ -85,88 +83,89 @@ class Tally:
         }
 
 
-class ShardSource:
-    """Rows `shard` of `rows` as the columns of a target bank of `facts`, counted in `tally` as they pass.
+class ShardColumns:
+    """Rows `shard` of `rows` as the columns of a target bank of `facts`, counted in `tally`: `fill` reads the hidden states, `batch`
+    has all columns.
 
+    `taps` [K, L·H] and `last` [K, H] are what is stored of hidden states: bits of bfloat16, or codes of fp8.
     `keep_nonfinite`: Inf and NaN are counted, not refused (BadVector).
     """
 
     def __init__(self, rows: TargetRows, shard: Shard, facts: TargetFacts, *, keep_nonfinite: bool) -> None:
-        self._rows, self._shard, self._facts, self._keep = rows, shard, facts, keep_nonfinite
-        self.tally = Tally(nonfinite=dict.fromkeys([*facts.layer_names, "last"], 0))
-        self._tap_scales: list[npt.NDArray[np.float32]] = []
-        self._last_scales: list[npt.NDArray[np.float32]] = []
-        self.batch, self.promises = self._columns()
+        self._rows, self._facts, self._keep = rows, facts, keep_nonfinite and facts.codec == "bf16"
+        self._shard = range(shard.start, shard.stop)
+        self._ids, self._masks, self._names, positions = [], [], [], []
+        for sample in map(rows.read, self._shard):
+            self._ids.append(sample.input_ids.copy())
+            self._masks.append(sample.loss_mask.copy())
+            self._names.append(sample.name)
+            if facts.spans == "supervised":
+                given = sample.positions
+                positions.append(needed_positions(sample.loss_mask) if given is None else given.copy())
+        self._positions = positions
+        self._starts = _offsets(list(map(len, self._positions or self._ids)))
+        total, value = int(self._starts[-1]), np.uint16 if facts.codec == "bf16" else np.uint8
+        self.taps = np.empty((total, facts.layers * facts.hidden_size), value)
+        self.last = np.empty((total, facts.hidden_size), value)
+        self._scales = np.empty((total, facts.layers + 1), np.float32)
+        self.tally = Tally(
+            rows=len(self._ids),
+            tokens=sum(map(len, self._ids)),
+            loss_tokens=sum(int(mask.sum()) for mask in self._masks),
+            hidden_tokens=total,
+            nonfinite=dict.fromkeys([*facts.layer_names, "last"], 0),
+        )
 
-    def _columns(self) -> tuple[pa.RecordBatch, list[Promise]]:
-        facts, ids, masks, names, positions = self._facts, [], [], [], []
-        for sample in self._samples():
-            ids.append(sample.input_ids.copy())
-            masks.append(sample.loss_mask.copy())
-            names.append(sample.name)
-            positions.append(self._positions(sample))
-        lengths = [len(row) for row in ids]
-        kept = lengths if facts.spans == "all" else [len(row) for row in positions]
-        total, starts = sum(kept), _offsets(kept)
-        value = np.uint16 if facts.codec == "bf16" else np.uint8
-        taps = Promise(value, total * facts.layers * facts.hidden_size, self._taps)
-        last = Promise(value, total * facts.hidden_size, self._last)
+    def fill(self) -> None:
+        """Read the hidden states of all rows. Raises BadVector."""
+        facts = self._facts
+        for at, sample in enumerate(map(self._rows.read, self._shard)):
+            here = slice(self._starts[at], self._starts[at + 1])
+            self._put(sample, sample.taps, facts.layer_names, self.taps[here], self._scales[here, :-1])
+            self._put(sample, sample.last, ["last"], self.last[here], self._scales[here, -1:])
+
+    def batch(self) -> pa.RecordBatch:
+        """All columns, without a copy."""
+        facts, lengths, starts = self._facts, _offsets(list(map(len, self._ids))), self._starts
         columns = {
-            "input_ids": list_column(np.concatenate(ids), _offsets(lengths)),
-            "loss_mask": list_column(np.concatenate(masks), _offsets(lengths)),
-            "target_hidden_states": _lists(starts, _rows_of(taps.column, facts.layers * facts.hidden_size)),
-            "target_last_hidden_states": _lists(starts, _rows_of(last.column, facts.hidden_size)),
-            "seq_len": number_column(np.array(lengths, np.int32)),
-            "sample": pa.array(names, pa.string()),
+            "input_ids": list_column(np.concatenate(self._ids), lengths),
+            "loss_mask": list_column(np.concatenate(self._masks), lengths),
+            "target_hidden_states": _lists(starts, fixed_list_column(self.taps)),
+            "target_last_hidden_states": _lists(starts, fixed_list_column(self.last)),
+            "seq_len": number_column(np.diff(lengths)),
+            "sample": pa.array(self._names, pa.string()),
         }
-        promises = [taps, last]
         if facts.codec == "fp8":
-            tap_scales = Promise(np.float32, total * facts.layers, lambda: self._tap_scales)
-            last_scales = Promise(np.float32, total, lambda: self._last_scales)
-            promises += [tap_scales, last_scales]
-            columns["target_hidden_scales"] = _lists(starts, _rows_of(tap_scales.column, facts.layers))
-            columns["target_last_hidden_scales"] = _lists(starts, last_scales.column)
+            columns["target_hidden_scales"] = _lists(starts, fixed_list_column(self._scales[:, :-1]))
+            columns["target_last_hidden_scales"] = _lists(starts, number_column(self._scales[:, -1]))
         if facts.spans == "supervised":
-            columns["hidden_positions"] = list_column(np.concatenate(positions), starts)
-        self.tally.rows, self.tally.tokens, self.tally.hidden_tokens = len(ids), sum(lengths), total
-        self.tally.loss_tokens = sum(int(mask.sum()) for mask in masks)
-        return pa.record_batch(columns), promises
+            columns["hidden_positions"] = list_column(np.concatenate(self._positions), starts)
+        return pa.record_batch(columns)
 
-    def _samples(self) -> Iterator[TargetSample]:
-        return (self._rows.read(row) for row in range(self._shard.start, self._shard.stop))
-
-    def _positions(self, sample: TargetSample) -> npt.NDArray[np.int32]:
-        if self._facts.spans == "all":
-            return np.empty(0, np.int32)
-        return needed_positions(sample.loss_mask) if sample.positions is None else sample.positions.copy()
-
-    def _taps(self) -> Iterator[npt.NDArray[Any]]:
-        for sample in self._samples():
-            taps = self._kept(sample, sample.taps)
-            self._check(sample, taps, self._facts.layer_names)
-            yield taps if self._facts.codec == "bf16" else self._quantised(taps, self._facts.layer_names, self._tap_scales)
-
-    def _last(self) -> Iterator[npt.NDArray[Any]]:
-        for sample in self._samples():
-            last = self._kept(sample, sample.last)
-            self._check(sample, last, ["last"])
-            yield last if self._facts.codec == "bf16" else self._quantised(last, ["last"], self._last_scales)
-
-    def _kept(self, sample: TargetSample, hidden: Bits) -> Bits:
-        if self._facts.spans == "all" or sample.positions is not None:
-            return hidden
-        return hidden[needed_positions(sample.loss_mask)]
-
-    def _check(self, sample: TargetSample, hidden: Bits, layers: Sequence[str]) -> None:
-        keep = self._keep and self._facts.codec == "bf16"
-        for layer, count in nonfinite_values(self._rows.place, sample.name, hidden, layers, keep=keep).items():
+    def _put(self, sample: TargetSample, hidden: Bits, layers: Sequence[str], stored: Any, scales: Any) -> None:
+        """Store `hidden`, or what the bank keeps of it, in `stored`, and the scales of its codes in `scales`."""
+        if self._facts.spans == "supervised" and sample.positions is None:
+            hidden = hidden[needed_positions(sample.loss_mask)]
+        if hidden.shape != stored.shape:
+            raise InputError(
+                f"{self._rows.place}: {sample.name}: hidden states of shape {hidden.shape}, expected {stored.shape}: the file changed "
+                "while it was read. Leave it alone and run the same command again."
+            )
+        for layer, count in nonfinite_values(self._rows.place, sample.name, hidden, layers, keep=self._keep).items():
             self.tally.nonfinite[layer] += count
+        if self._facts.codec == "bf16":
+            stored.reshape(-1).view(np.uint8)[:] = (
+                np.ascontiguousarray(hidden).reshape(-1).view(np.uint8)
+            )  # it may be unaligned
+        else:
+            stored[...], scales[...] = fp8_encode(np.ascontiguousarray(hidden), len(layers))
+            self._count_error(hidden, stored, scales, layers)
 
-    def _quantised(self, hidden: Bits, layers: Sequence[str], scales: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.uint8]:
-        codes, scale = fp8_encode(np.ascontiguousarray(hidden), len(layers))
-        scales.append(scale)
-        true = float32_of(hidden).astype(np.float64).reshape(*scale.shape, self._facts.hidden_size)
-        stored = float32_of(fp8_decode(codes, scale)).astype(np.float64).reshape(true.shape)
+    def _count_error(
+        self, hidden: Bits, codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], layers: Sequence[str]
+    ) -> None:
+        true = float32_of(hidden).astype(np.float64).reshape(*scales.shape, self._facts.hidden_size)
+        stored = float32_of(fp8_decode(codes, scales)).astype(np.float64).reshape(true.shape)
         cosine = cosines(true, stored, of_zeros=1.0)
         for at, layer in enumerate(layers):
             sums = {
@@ -176,7 +175,6 @@ class ShardSource:
                 "squared": float((true[:, at] ** 2).sum()),
             }
             self.tally.add(Tally(error={layer: sums}))
-        return codes
 
 
 def nonfinite_values(place: str, name: str, hidden: Bits, layers: Sequence[str], *, keep: bool) -> dict[str, int]:
@@ -195,19 +193,8 @@ def nonfinite_values(place: str, name: str, hidden: Bits, layers: Sequence[str],
     return counts
 
 
-def filled(batch: pa.RecordBatch, promises: Iterable[Promise]) -> pa.RecordBatch:
-    """`batch` with its promises kept in memory, for a worker that hands it on."""
-    for promise in promises:
-        promise.fill()
-    return batch
-
-
 def _offsets(counts: Sequence[int]) -> npt.NDArray[np.int32]:
     return np.cumsum([0, *counts]).astype(np.int32)
-
-
-def _rows_of(flat: pa.Array, width: int) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(flat, width)
 
 
 def _lists(offsets: npt.NDArray[np.int32], values: pa.Array) -> pa.Array:
