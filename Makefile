@@ -64,7 +64,7 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/heal.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
-	$(PIP) --editable '.[report]'
+	$(PIP) --editable '.'
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt

@@ -119,7 +119,7 @@ def run(
     healed = heal_draft(heal_config(given, damaged, out / "healed"), out / "damaged_bank", out / "healed", progress=progress)
     for line in table(made, healed):
         say(line)
-    say(f"\nLoss and acceptance over the steps: {out / 'healed.heal' / 'trace.png'} (where matplotlib is installed)")
+    say(f"\nLoss and acceptance over the steps: {out / 'healed.heal' / 'trace.svg'}")
     return {"made": made, "healed": healed}
 
 

@@ -5,7 +5,7 @@ differs. Filler is the source text of Python's standard library, a token a byte.
 
     python recipes/in2_reach.py [--out in2_reach]
 
-writes the arms, the models, the probes, and scores/ with scores.csv, scores.json, scores.png and scores.svg.
+writes the arms, the models, the probes, and scores/ with scores.csv, scores.json and scores.svg.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from arrowbank.bank.columns import fixed_lists
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
 from arrowbank.in2.config import ArmName
-from arrowbank.in2.score import lines
+from arrowbank.in2.score import score_lines
 
 BYTES = 256
 
@@ -154,7 +154,7 @@ def run(config: Reach, out: Path) -> list[str]:
             train(config, folder, model)
     build_probes(config.probes, [fillers["val"]], out / "probes", progress=progress)
     scoring = ScoreConfig(models=tuple(ModelConfig(model=str(model)) for model in models))
-    return list(lines(score_probes(scoring, out / "probes", out / "scores", progress=progress)))
+    return list(score_lines(score_probes(scoring, out / "probes", out / "scores", progress=progress)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

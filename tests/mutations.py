@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOR_PEOPLE = ("README.md", "build.jsonl", "plot.png")  # nothing vouches for them
+FOR_PEOPLE = ("README.md", "build.jsonl", "plot.svg")  # nothing vouches for them
 SIDECAR = "arrowbank-export.json"
 JSON_FILES = ("manifest.json", "state.json", "dataset_info.json")
 WRITERS = {"format", "kind", "plan_digest", "recipe", "rows", "complete", "files", "provenance"}

@@ -42,7 +42,7 @@ LAYERS: dict[str, int] = {
 # the two places that catch everything: an exception inside a check becomes that check's FAIL line; the outer net of the command line
 BROAD = {"bank/checks.py": "attempt", "cli/__init__.py": "_run"}
 
-HEAVY = ("torch", "transformers", "datasets", "ray", "matplotlib", "pyarrow", "numpy", "typer", "rich")
+HEAVY = ("torch", "transformers", "datasets", "ray", "pyarrow", "numpy", "typer", "rich")
 
 
 def unit_of(parts: tuple[str, ...]) -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from html import unescape as html_unescape
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -36,9 +37,8 @@ from arrowbank import (
 from arrowbank.bank import BankWriter
 from arrowbank.bank.cards import as_code, as_text, card
 from arrowbank.cli import main
-from arrowbank.progress import SILENT
 from arrowbank.share.card import card_text, pushed_card, sample_table
-from arrowbank.share.plots import Histogram, Spread, picture_of, png
+from arrowbank.share.plots import Histogram, Spread, picture_of, svg
 from tests.arms import save_filler
 from tests.banks import WIDTH, make_texts, make_tokens
 from tests.hub_server import Hub
@@ -197,8 +197,9 @@ def test_every_kind_has_a_card_a_sample_and_a_picture(banks: dict[str, Path]) ->
         picture = picture_of(bank)
         assert (picture is None) == (name == "in2-a")
         if picture:
-            assert png(picture)[:8] == b"\x89PNG\r\n\x1a\n"
-            assert png(picture) == png(picture)
+            drawn = ElementTree.fromstring(svg(picture))
+            assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+            assert svg(picture) == svg(picture)
 
 
 def test_the_card_of_a_models_vectors_says_how_they_were_computed(tiny_bert: Path, tmp_path: Path) -> None:
@@ -239,20 +240,11 @@ def test_pictures_show_what_is_there(banks: dict[str, Path]) -> None:
     assert distances.values.min() > 0
 
 
-def test_without_matplotlib_there_is_no_plot_and_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-
-    class Listening:
-        phase = staticmethod(SILENT.phase)
-        message = staticmethod(said.append)
-
+def test_a_card_is_pushed_after_its_plot(tmp_path: Path) -> None:
     make_texts(tmp_path / "texts")
-    bank = open_bank(tmp_path / "texts")
-    assert [file.name for file in pushed_card(bank, ADDRESS, [])] == ["plot.png", "README.md"]
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    (card,) = pushed_card(bank, ADDRESS, [], progress=Listening())
-    assert b"plot.png" not in card.contents()
-    assert said == ["The card goes without its plot: matplotlib is not installed (pip install 'arrowbank[report]')."]
+    plot, card = pushed_card(open_bank(tmp_path / "texts"), ADDRESS, [])
+    assert (plot.name, card.name) == ("plot.svg", "README.md")
+    assert b"](plot.svg)" in card.contents()
 
 
 def test_a_sample_is_short_and_nothing_but_text(tmp_path: Path) -> None:

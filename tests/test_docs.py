@@ -194,7 +194,6 @@ def test_the_readmes_growth_runs_as_written_and_the_format_page_names_what_it_le
 def test_the_worked_example_of_in2_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("docs/in2-worked-example.md", "python")
     exec(compile(code.replace("import in2_reach as experiment", "import tiny as experiment"), "docs", "exec"), {})

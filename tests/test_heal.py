@@ -125,7 +125,7 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
     assert lines[0]["step"] == 0
     assert lines[-1]["step"] == lines[-1]["steps"] == report["steps"]
     assert max(line["score"] for line in lines) == report["after"]["score"]
-    assert (tmp_path / "healed.heal" / "trace.png").exists()
+    assert (tmp_path / "healed.heal" / "trace.svg").exists()
     assert not (tmp_path / "healed.heal" / "state.safetensors").exists()
     rows = datasets.load_from_disk(str(tmp_path / "dump"))
     held_out = open_trunk(case.bank).held_out_rows

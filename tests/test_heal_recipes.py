@@ -61,7 +61,7 @@ def test_the_small_healing_runs_whole_and_is_not_done_twice(tmp_path: Path, caps
         "control",
     ):
         assert f"\n{name}" in said
-    assert str(tmp_path / "healed.heal" / "trace.png") in said
+    assert str(tmp_path / "healed.heal" / "trace.svg") in said
     assert reports["made"]["conventions"] == {}
     before = tree_bytes(tmp_path)
     heal_tiny.run(tmp_path, given)

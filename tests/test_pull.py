@@ -38,7 +38,7 @@ def pushed(hub: Hub, tmp_path: Path) -> Hub:
 
 def tree(folder: Path) -> dict[str, str]:
     """What is the bank's: without card and plot."""
-    return {name: digest for name, digest in tree_bytes(folder).items() if name not in ("README.md", "plot.png")}
+    return {name: digest for name, digest in tree_bytes(folder).items() if name not in ("README.md", "plot.svg")}
 
 
 def test_a_pulled_bank_is_the_bank(pushed: Hub, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_pulled_bank_is_the_bank(pushed: Hub, tmp_path: Path) -> None:
     assert tree(out) == tree(tmp_path / "texts")
     assert manifest == json.loads((out / "manifest.json").read_text())
     assert (out / "README.md").read_bytes() == pushed.repos[REPO].files["README.md"][0]
-    assert (out / "plot.png").exists()
+    assert (out / "plot.svg").exists()
     assert not (out / "journal").exists()
     assert all(check.ok for check in verify(out))
     assert load_from_disk(str(out))["text"] == load_from_disk(str(tmp_path / "texts"))["text"]

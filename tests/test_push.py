@@ -48,13 +48,13 @@ def test_a_pushed_bank_is_the_bank_and_is_private(hub: Hub, bank: Path) -> None:
     (bank / ".data-00000.arrow.77.tmp").write_bytes(b"half")
     done = push(bank, REPO)
     listed = set(sha256_of(bank))
-    assert here(hub) == listed | {"manifest.json", "state.json", "README.md", "plot.png"}
+    assert here(hub) == listed | {"manifest.json", "state.json", "README.md", "plot.svg"}
     for name in listed | {"manifest.json", "state.json"}:
         assert hub.repos[REPO].files[name][0] == (bank / name).read_bytes()
     assert hub.repos[REPO].private
     assert (done["private"], done["kept"], done["rows"]) == (True, 0, 40)
     assert done["commit"] == hub.repos[REPO].head
-    assert len(hub.puts) == len(SHARDS) + 1  # and the plot
+    assert len(hub.puts) == len(SHARDS)  # all else is text
 
 
 def test_a_push_again_sends_nothing(hub: Hub, bank: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_is_committed_is_not_sent_again(hub: Hub, bank: Path, monkeypatch: 
     hub.store.clear()  # what no commit names is not kept for ever
     hub.refuse = lambda method, path: False
     done = push(bank, REPO)
-    assert len(hub.puts) == len(set(hub.puts)) == len(SHARDS) + 1
+    assert len(hub.puts) == len(set(hub.puts)) == len(SHARDS)
     assert first < set(hub.puts)
     assert not set(SHARDS[:2]) & set(done["sent"])
 
@@ -167,7 +167,7 @@ def test_a_killed_push_goes_on_and_sends_no_finished_file_again(hub: Hub, bank: 
     assert {*SHARDS, "state.json"} <= here(hub)
     assert hub.puts[: len(before)] == before
     assert hub.puts[len(before)] == third
-    assert len(hub.puts) == len(SHARDS) + 1  # and the plot
+    assert len(hub.puts) == len(SHARDS)  # all else is text
     pull(REPO, bank.parent / "out")
     assert tree_bytes(bank).items() - tree_bytes(bank.parent / "out").items() == {("README.md", tree_bytes(bank)["README.md"])}
 

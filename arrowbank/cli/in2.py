@@ -176,7 +176,7 @@ def score(
     token_budget: Annotated[int, typer.Option("--token-budget", help="Tokens a forward pass.")] = 32768,
     draws: Annotated[int, typer.Option("--draws", help="Bootstrap draws an interval is made of.")] = 2000,
     confidence: Annotated[float, typer.Option("--confidence", help="What an interval holds.")] = 0.95,
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Leave out scores.png and scores.svg.")] = False,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Leave out scores.svg.")] = False,
     trust_remote_code: o.TrustRemoteCode = False,
     restart: o.Restart = False,
 ) -> None:
@@ -184,7 +184,7 @@ def score(
 
     Example: arrowbank in2 score probes --model runs/arm_b --model runs/arm_c --out scores
     """
-    from arrowbank.in2.score import ScoreConfig, lines
+    from arrowbank.in2.score import ScoreConfig, score_lines
     from arrowbank.in2.score import score_probes as run
     from arrowbank.models import ModelConfig
 
@@ -192,7 +192,7 @@ def score(
     config = ScoreConfig(models=models, token_budget=token_budget, draws=draws, confidence=confidence, plot=not no_plot)
     found = run(config, folder, out, restart=restart, progress=progress_for(common.json))
     reach = {name: curve.reach for name, curve in found.curves.items()}
-    finish(common.json, {"reach": reach, "folder": out}, "\n".join(lines(found)))
+    finish(common.json, {"reach": reach, "folder": out}, "\n".join(score_lines(found)))
 
 
 def _fillers(named: list[str] | None, more: list[str] | None) -> list[str]:

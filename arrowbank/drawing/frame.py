@@ -1,4 +1,4 @@
-"""What all plots share: a frame with axes, a legend, and the figure around it with its words and its table.
+"""What all plots share: a frame with axes, a legend, and the figure around it with its words and its table, or a file of its own.
 
 Every figure can do without its picture: the SVG has a title and a sentence, and the data is there as a table. Colours are
 the page's (classes s0 … s5, safe for colour-blind eyes), and no series is told from another by colour alone."""
@@ -6,8 +6,10 @@ the page's (classes s0 … s5, safe for colour-blind eyes), and no series is tol
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from arrowbank.drawing.markup import Markup, Scale, join, labels, log_labels, number, tag
 
@@ -16,6 +18,9 @@ TOP, RIGHT, BOTTOM = 30, 12, 46
 LETTER = 7.2  # about the width of a digit of a label
 COLOURS = 6
 MAX_TABLE_ROWS = 120
+GAP = 28  # between plots of a file
+STYLE = files("arrowbank.drawing").joinpath("style.css").read_text("utf-8")
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]")  # what XML cannot hold
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,31 @@ class Plot:
         )
 
 
+def svg_file(*plots: Plot) -> bytes:
+    """An SVG file with plots side by side, each under its title and its legend. The same plots give the same bytes."""
+    top = 48 if any(plot.legend for plot in plots) else 30
+    height = top + max(plot.height for plot in plots)
+    width = len(plots) * (WIDTH + GAP) + GAP
+    parts: list[Markup] = []
+    for at, plot in enumerate(plots):
+        names, x = [], 0.0
+        for index, name in enumerate(plot.legend):
+            word = tag("text", {"class": "tick", "x": x + 28, "y": 10}, name)
+            drawn = tag("g", {"transform": f"translate({x:.0f})"}, *_key(index, plot.mark))
+            names.append(tag("g", {"class": f"s{index % COLOURS}"}, drawn, word))
+            x += 44 + LETTER * len(name)
+        heading = tag("text", {"class": "title", "x": 0, "y": 20}, plot.title)
+        left = GAP + at * (WIDTH + GAP)
+        legend_line = tag("g", {"transform": "translate(0 30)"}, *names)
+        body = tag("g", {"transform": f"translate(0 {top})"}, tag("desc", None, plot.summary), plot.drawing)
+        parts.append(tag("g", {"transform": f"translate({left})"}, heading, legend_line, body))
+    attributes = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    style = Markup(re.sub(r"light-dark\((.+?), .+?\)", r"\1", STYLE).replace("color-scheme: light dark;", ""))
+    paper = tag("rect", {"width": "100%", "height": "100%", "fill": "#fdfdfb"})
+    svg = tag("svg", attributes, tag("style", None, style), paper, *parts)
+    return (CONTROLS.sub("?", svg) + "\n").encode("utf-8", "replace")
+
+
 def legend(names: Sequence[str], mark: str) -> Markup | None:
     """The names of series beside how each is drawn."""
     if not names:
@@ -114,14 +144,15 @@ def legend(names: Sequence[str], mark: str) -> Markup | None:
 
 
 def _swatch(index: int, mark: str) -> Markup:
+    return tag("svg", {"viewBox": "0 0 24 12", "width": 24, "height": 12, "aria-hidden": "true"}, *_key(index, mark))
+
+
+def _key(index: int, mark: str) -> list[Markup]:
+    """How series `index` is drawn, in 24 × 12."""
     line = tag("line", {"class": "line", "x1": 1, "x2": 23, "y1": 6, "y2": 6})
     if mark == "line":
-        drawn = join([line, marker(index, 12, 6)])
-    elif mark == "outline":
-        drawn = line
-    else:
-        drawn = tag("rect", {"class": "bar", "x": 6, "y": 0, "width": 12, "height": 12})
-    return tag("svg", {"viewBox": "0 0 24 12", "width": 24, "height": 12, "aria-hidden": "true"}, drawn)
+        return [line, marker(index, 12, 6)]
+    return [line if mark == "outline" else tag("rect", {"class": "bar", "x": 6, "y": 0, "width": 12, "height": 12})]
 
 
 def marker(index: int, x: float, y: float, size: float = 3.2) -> Markup:

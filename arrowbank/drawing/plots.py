@@ -130,13 +130,15 @@ def outlines(title: str, found: Mapping[str, Histogram], *, x_label: str, y_labe
 
 @dataclass(frozen=True)
 class Series:
-    """y over x, and where it is known the band low … high around it. NaN leaves a gap."""
+    """y over x, and where it is known the band low … high around it. NaN leaves a gap. `levels` are values that do not depend on x:
+    horizontal lines, the first dotted, the others dashed."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    levels: Sequence[float] = ()
 
 
 def lines(
@@ -147,6 +149,7 @@ def lines(
     y_label: str,
     summary: str,
     step: bool = False,
+    log_x: bool = False,
     floor: float | None = 0.0,
     ceiling: float | None = None,
     whole_x: bool = False,
@@ -156,7 +159,7 @@ def lines(
 ) -> Plot:
     """Lines, `marked` where there are few points. `upright` is an x to mark; `floor` and `ceiling` are always in the picture."""
     every_x = [x for one in series for x in one.x]
-    every_y = [y for one in series for part in (one.y, one.low, one.high) for y in part if math.isfinite(y)]
+    every_y = [y for one in series for part in (one.y, one.low, one.high, one.levels) for y in part if math.isfinite(y)]
     bounds = [bound for bound in (floor, ceiling) if bound is not None]
     low, high = min([*every_y, *bounds], default=0.0), max([*every_y, *bounds], default=1.0)
     frame = Frame(
@@ -164,6 +167,7 @@ def lines(
         (low, high if high > low else low + 1),
         x_label=x_label,
         y_label=y_label,
+        log_x=log_x,
         whole_x=whole_x,
         whole_y=whole_y,
     )
@@ -186,6 +190,8 @@ def _line(frame: Frame, index: int, one: Series, *, step: bool, marked: bool) ->
     if one.low:
         ways = [*zip(one.x, one.high, strict=True), *reversed(list(zip(one.x, one.low, strict=True)))]
         drawn.append(tag("path", {"class": "band", "d": _path(frame, ways) + "Z"}))
+    for y in map(frame.y, one.levels):
+        drawn.append(tag("line", {"class": "level", "x1": frame.x.start, "x2": frame.x.end, "y1": y, "y2": y}))
     points = list(zip(one.x, one.y, strict=True))
     drawn.append(tag("path", {"class": "line", "d": _path(frame, points, step=step)}))
     if marked and not step and len(points) <= MOST_MARKS:

@@ -22,7 +22,9 @@ from arrowbank.bank.files import json_bytes
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.errors import InputError, MissingDependency, NothingChecked
+from arrowbank.drawing.frame import svg_file
+from arrowbank.drawing.plots import Series, lines
+from arrowbank.errors import InputError, NothingChecked
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.in2.probes import ABSENT, KIND, NEEDLE, NULL
 from arrowbank.models import ModelConfig, ModelInfo, describe, local_model
@@ -160,63 +162,45 @@ def _notes(points: Sequence[Point], blocks: int) -> list[str]:
     return notes
 
 
-STYLES = {"absent": ":", "null": "--"}
-
-
-def require_matplotlib() -> None:
-    """MissingDependency where it is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingDependency(
-            "a plot needs matplotlib, which is not installed. Install arrowbank[report], or give --no-plot."
-        ) from None
-
-
-def figures(curves: Mapping[str, Curve], *, confidence: float) -> dict[str, bytes]:
-    """scores.png and scores.svg. The same curves give the same bytes."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.hashsalt": "arrowbank", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
-        figure = Figure(figsize=(9, 3.8), layout="constrained")
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2)
-        for number, (model, curve) in enumerate(curves.items()):
-            _draw(left, right, model, curve, f"C{number}")
-        left.set(xscale="log", xlabel="distance from needle to probe, tokens", ylabel="NLL of the answer, nats a token")
-        left.set_title("controls: absent dotted, null dashed", fontsize=8)
-        right.axhline(0, color="black", linewidth=0.8)
-        right.set(xscale="log", xlabel="distance from needle to probe, tokens", ylabel="gap to absent, nats a token")
-        right.set_title(f"paired by block, {confidence:.0%} intervals", fontsize=8)
-        left.legend(fontsize=8)
-        found = {}
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            data = io.BytesIO()
-            figure.savefig(data, format=kind, dpi=150, metadata=metadata)
-            found[f"scores.{kind}"] = data.getvalue()
-    return found
-
-
-def _draw(left: Any, right: Any, model: str, curve: Curve, color: str) -> None:
-    places = sorted({point.probe_pos for point in curve.points})
-    for place in places:
-        points = [point for point in curve.points if point.probe_pos == place]
-        label = model if len(places) == 1 else f"{model}, probe at {place:g}"
-        distances = [point.distance for point in points]
-        strength = {"color": color, "alpha": 1 - 0.6 * places.index(place) / len(places)}
-        left.plot(distances, [point.nll for point in points], marker="o", markersize=3, label=label, **strength)
-        for name, style in STYLES.items():
-            left.axhline(curve.controls[name][place][0], linestyle=style, linewidth=0.9, **strength)
-        gaps = [point.to_absent for point in points]
-        right.plot(distances, [gap.mean for gap in gaps], marker="o", markersize=3, **strength)
-        right.fill_between(distances, [gap.low for gap in gaps], [gap.high for gap in gaps], color=color, alpha=0.15)
+def figure(curves: Mapping[str, Curve], *, confidence: float) -> bytes:
+    """scores.svg: the NLL by distance with the controls' as levels, and the gap to absent with its intervals."""
+    levels, gaps = [], []
+    for model, curve in curves.items():
+        places = sorted({point.probe_pos for point in curve.points})
+        for place in places:
+            points = [point for point in curve.points if point.probe_pos == place]
+            name = model if len(places) == 1 else f"{model}, probe at {place:g}"
+            distances, to_absent = [float(point.distance) for point in points], [point.to_absent for point in points]
+            controls = [curve.controls[control][place][0] for control in (ABSENT, NULL)]
+            levels.append(Series(name, distances, [point.nll for point in points], levels=controls))
+            low, high = [gap.low for gap in to_absent], [gap.high for gap in to_absent]
+            gaps.append(Series(name, distances, [gap.mean for gap in to_absent], low, high))
+    x_label = "distance from needle to probe, tokens"
+    return svg_file(
+        lines(
+            "NLL of the answer",
+            levels,
+            x_label=x_label,
+            y_label="nats per token; controls: absent dotted, null dashed",
+            summary="Mean over blocks.",
+            log_x=True,
+            floor=None,
+        ),
+        lines(
+            "Gap to absent",
+            gaps,
+            x_label=x_label,
+            y_label=f"nats per token, paired by block, {confidence:.0%} intervals",
+            summary="How much lower the NLL is with the needle.",
+            log_x=True,
+        ),
+    )
 
 
 METHOD = 1
 TABLE, RESULT = "scores.csv", "scores.json"
-OWNS = ("nll-*.json", TABLE, RESULT, "scores.png", "scores.svg")
+PLOT = "scores.svg"
+OWNS = ("nll-*.json", TABLE, RESULT, PLOT)
 HEADER = ("model", "condition", "probe_pos", "distance", "nll", "nll_first")
 GAPS = ("to_absent", "to_null", "first_to_absent", "first_to_null")
 
@@ -250,13 +234,10 @@ class Scores:
 def score_probes(
     config: ScoreConfig, probes: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
 ) -> Scores:
-    """Score the trials in `probes` with every model, and write scores.csv, scores.json and (`plot`) scores.png and .svg to `out`.
+    """Score the trials in `probes` with every model, and write scores.csv, scores.json and (`plot`) scores.svg to `out`.
 
-    Raises InputError (no probes, a model that cannot score them), MissingDependency (a plot without matplotlib), PlanMismatch
-    where `out` holds the scores of others, CorruptBank.
+    Raises InputError (no probes, a model that cannot score them), PlanMismatch where `out` holds the scores of others, CorruptBank.
     """
-    if config.plot:
-        require_matplotlib()
     bank = open_bank(probes)
     require_separate([("--out", out)], [("PROBES", bank), *(("--model", local_model(model.model)) for model in config.models)])
     if bank.kind != KIND:
@@ -335,8 +316,7 @@ def _trials(bank: Bank, nll: np.ndarray[Any, np.dtype[np.float64]]) -> Trials:
 def _write(config: ScoreConfig, curves: dict[str, Curve], folder: ExportFolder) -> None:
     folder.write(TABLE, lambda file: file.write(table(curves).encode()))
     if config.plot:
-        for name, data in figures(curves, confidence=config.confidence).items():
-            folder.write(name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+        folder.write(PLOT, lambda file: file.write(figure(curves, confidence=config.confidence)))
     found = {
         model: {
             "reach": curve.reach,
@@ -372,7 +352,7 @@ def table(curves: dict[str, Curve]) -> str:
     return out.getvalue()
 
 
-def lines(scores: Scores) -> Sequence[str]:
+def score_lines(scores: Scores) -> Sequence[str]:
     """What was found, for a person: a table a model, its reach and what to know of it."""
     said = []
     for model, found in scores.curves.items():

@@ -23,6 +23,7 @@ from arrowbank.bank.names import own_folder, refuse_links
 from arrowbank.bank.places import beside, in_words, is_bare_journal, require_separate, visible
 from arrowbank.bank.refusals import explained, explains
 from arrowbank.bank.trunk import TrunkBank, open_trunk
+from arrowbank.drawing.frame import svg_file
 from arrowbank.errors import ContractError, InputError, PlanMismatch
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
 from arrowbank.mtp.batches import Windows
@@ -31,14 +32,14 @@ from arrowbank.mtp.drafts_bank import WHEN, dump_drafts, dump_writer
 from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.load import init_from_last_block, load_draft
 from arrowbank.mtp.measure import Measured, check_conventions, measure
-from arrowbank.mtp.plot import plot_trace
 from arrowbank.mtp.save import check_target, is_of_plan, remove_of_plan, save_draft
-from arrowbank.mtp.training import FED, STATE, TRACE, Training, plan_of
+from arrowbank.mtp.trace import TRACE, TRACE_PLOT, read_trace, trace_plots
+from arrowbank.mtp.training import FED, STATE, Training, plan_of
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
 
 PLAN, REPORT = "plan.json", "report.json"
-OWN_NAMES = {PLAN, REPORT, STATE, FED, TRACE, "trace.png", "trace.svg", JOURNAL}
+OWN_NAMES = {PLAN, REPORT, STATE, FED, TRACE, TRACE_PLOT, JOURNAL}
 KIND = "heal"
 
 
@@ -382,8 +383,7 @@ def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str
 
 def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
     if traced:
-        for name, data in plot_trace(work / TRACE).items():
-            publish_bytes(work / name, data)
+        publish_bytes(work / TRACE_PLOT, svg_file(*trace_plots(read_trace(work / TRACE))))
     publish_json(work / REPORT, report)
     _drop_state(work)
 

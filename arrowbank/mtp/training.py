@@ -25,6 +25,7 @@ from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.loss import topk_kl
 from arrowbank.mtp.measure import Measured, measure
 from arrowbank.mtp.packing import shuffled, xorshift64
+from arrowbank.mtp.trace import TRACE
 from arrowbank.progress import Progress
 
 STATE = "state.safetensors"
@@ -118,7 +119,7 @@ def load_state(
     return progressed, {role: weights[whose[role]] for role in roles}
 
 
-TRACE, FED = "trace.jsonl", "fed.bin"
+FED = "fed.bin"
 MAX_SKIPPED = 20
 CLIP = 1.0
 LEAST_LR = 0.1

@@ -197,7 +197,7 @@ SIGNS = (
     Sign(
         "what a healing measured",
         _has("plan.json", "report.json"),
-        "look at trace.png, or arrowbank report {folder} --out report.html",
+        "look at trace.svg, or arrowbank report {folder} --out report.html",
         _report,
     ),
     Sign(
@@ -205,7 +205,7 @@ SIGNS = (
         _has("plan.json"),
         "the command that began it, again: it goes on where it stopped",
     ),
-    Sign("scores of IN2 probes", _has("scores.json", "scores.csv"), "look at scores.png", _named(".csv")),
+    Sign("scores of IN2 probes", _has("scores.json", "scores.csv"), "look at scores.svg", _named(".csv")),
     Sign("a causal language model", _decodes, ENCODE + CAPTURE, _model),
     Sign("a model", _is_model, ENCODE, _model),
     Sign(

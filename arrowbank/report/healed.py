@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,11 @@ from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, tag
 from arrowbank.drawing.plots import Series, lines
 from arrowbank.errors import CorruptBank
+from arrowbank.mtp.trace import TRACE, percent_of, read_trace, trace_plots
 from arrowbank.report.integrity import verdict
 from arrowbank.report.section import Section, Story, code_block, facts_list, plots, table
 from arrowbank.report.subject import HEAL_REPORT
 
-TRACE = "trace.jsonl"
 OPTIONS = (
     "chain",
     "stride",
@@ -36,7 +34,6 @@ OPTIONS = (
     "windows",
     "tokens",
 )
-MOST_POINTS = 200
 OPENING = (
     "from transformers import AutoModelForCausalLM\n\n"
     'trunk = AutoModelForCausalLM.from_pretrained("path/to/this/checkpoint")  # a server reads the draft beside it'
@@ -67,8 +64,8 @@ def _tell(folder: Path, *, full: bool) -> Story:
     drawn += [_rates(f"Data set {name}", before["sets"][name], after["sets"][name], None) for name in after["sets"]]
     lead = "The share of rows that got to a chain step whose draft the trunk accepts; a draft counts only where all before it were right."
     sections = [Section("Acceptance", [plots(*drawn), _scores(report)], lead, "Acceptance")]
-    if trace := _trace(folder / TRACE):
-        sections.append(Section("The way there", [plots(*_trace_plots(trace))], short="Trace"))
+    if trace := read_trace(folder / TRACE):
+        sections.append(Section("The way there", [plots(*trace_plots(trace))], short="Trace"))
     found = [_checkpoint(one, folder.parent, full=full) for one in report["files"]]
     facts = {name.replace("_", " "): report[name] for name in OPTIONS if report.get(name) is not None}
     facts |= {"not passed": "; ".join(report["failed"])} if report.get("failed") else {}
@@ -102,7 +99,7 @@ def _checkpoint(one: Mapping[str, Any], beside: Path, *, full: bool) -> Check:
 def _rates(title: str, before: Mapping[str, Any], after: Mapping[str, Any], control: Mapping[str, Any] | None) -> Plot:
     given = {"before": before, "after": after, **({} if control is None else {"control": control})}
     steps = [float(step) for step in range(1, len(after["rates"]) + 1)]
-    series = [Series(name, steps, [_percent(rate) for rate in one["rates"]]) for name, one in given.items()]
+    series = [Series(name, steps, [percent_of(rate) for rate in one["rates"]]) for name, one in given.items()]
     said = ", ".join(f"{number(one['score'])} {name}" for name, one in given.items())
     return lines(
         title,
@@ -113,10 +110,6 @@ def _rates(title: str, before: Mapping[str, Any], after: Mapping[str, Any], cont
         ceiling=100.0,
         whole_x=True,
     )
-
-
-def _percent(rate: float | None) -> float:
-    return math.nan if rate is None else 100 * rate
 
 
 def _scores(report: Mapping[str, Any]) -> Markup:
@@ -159,57 +152,3 @@ def _files(report: Mapping[str, Any], found: Sequence[Check]) -> Markup:
     ]
     columns = ("checkpoint", "codec", "draft", "drafts a round as stored", "sha256", "integrity")
     return table(columns, rows, "files that were written")
-
-
-def _trace(path: Path) -> list[dict[str, Any]]:
-    """The measurements, evenly thinned where there are very many; none where nothing was trained."""
-    found = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-    every = max(1, math.ceil(len(found) / MOST_POINTS))
-    return [*found[:-1:every], *found[-1:]]
-
-
-def _trace_plots(trace: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    at, best = [float(line["step"]) for line in trace], float(trace[-1]["best_step"])
-    known = [(step, float(line["loss"])) for step, line in zip(at, trace, strict=True) if line["loss"] is not None]
-    scores = [float(line["score"]) for line in trace]
-    drawn = []
-    if known:
-        losses = [loss for _, loss in known]
-        drawn.append(
-            lines(
-                "Loss",
-                [Series("loss", [step for step, _ in known], losses)],
-                x_label="training step",
-                y_label="nats a row, KL to the trunk's top k",
-                summary=f"From {number(losses[0])} to {number(losses[-1])}, the mean since the measurement before.",
-                floor=None,
-                whole_x=True,
-            )
-        )
-    control = [float(line["control"]["score"]) for line in trace]
-    drawn.append(
-        lines(
-            "Drafts a round on held-out windows",
-            [Series("drafts a round", at, scores), Series("control", at, control)],
-            x_label="training step",
-            y_label="drafts a round",
-            summary=f"From {number(scores[0])} to {number(max(scores))} at step {number(best)}, which is kept (dotted).",
-            upright=best,
-            whole_x=True,
-        )
-    )
-    steps = len(trace[0]["rates"])
-    series = [Series(f"step {step + 1}", at, [_percent(line["rates"][step]) for line in trace]) for step in range(steps)]
-    drawn.append(
-        lines(
-            "Acceptance by chain step",
-            series,
-            x_label="training step",
-            y_label="% accepted",
-            summary="On held-out windows: " + ", ".join(f"{one.name} {number(one.y[-1])} %" for one in series) + " at the end.",
-            ceiling=100.0,
-            upright=best,
-            whole_x=True,
-        )
-    )
-    return drawn

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from arrowbank import __version__
+from arrowbank.drawing.frame import STYLE
 from arrowbank.drawing.markup import Markup, data_script, tag
 from arrowbank.report.section import Section
 
@@ -31,7 +32,7 @@ class Page:
 
     def html(self) -> bytes:
         """The file."""
-        style, script = (Markup(_resource(name)) for name in ("page.css", "page.js"))
+        style, script = Markup(STYLE + _resource("page.css")), Markup(_resource("page.js"))
         head = tag(
             "head",
             None,

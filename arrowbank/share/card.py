@@ -18,9 +18,8 @@ from arrowbank.bank.files import human_bytes
 from arrowbank.bank.manifest import CARD, dataset_info
 from arrowbank.bank.remote.addresses import HUB
 from arrowbank.bank.remote.fetching import PLOT
-from arrowbank.progress import SILENT, Progress
 from arrowbank.share.places import Outgoing
-from arrowbank.share.plots import picture_of, png
+from arrowbank.share.plots import picture_of, svg
 
 ROWS = 3
 TEXT = 80
@@ -75,23 +74,11 @@ MODELS = ("model_path", "target_model_name_or_path")
 DIGESTS = re.compile(r"(.+)_(sha256|fingerprint)")
 
 
-def pushed_card(
-    bank: Bank, address: str, checks: Sequence[Check], *, license: str | None = None, progress: Progress = SILENT
-) -> list[Outgoing]:
-    """README.md, and plot.png before it where there is something to draw and matplotlib to draw it."""
-    plot = _plot(bank, progress)
-    return [*plot, Outgoing.of_bytes(CARD, card_text(bank, address, checks, license=license, plot=bool(plot)).encode())]
-
-
-def _plot(bank: Bank, progress: Progress) -> list[Outgoing]:
+def pushed_card(bank: Bank, address: str, checks: Sequence[Check], *, license: str | None = None) -> list[Outgoing]:
+    """README.md, and plot.svg before it where there is something to draw."""
     picture = picture_of(bank)
-    if picture is None:
-        return []
-    try:
-        return [Outgoing.of_bytes(PLOT, png(picture))]
-    except ImportError:
-        progress.message("The card goes without its plot: matplotlib is not installed (pip install 'arrowbank[report]').")
-        return []
+    plot = [] if picture is None else [Outgoing.of_bytes(PLOT, svg(picture))]
+    return [*plot, Outgoing.of_bytes(CARD, card_text(bank, address, checks, license=license, plot=bool(plot)).encode())]
 
 
 def unfinished_card(address: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,11 @@ from arrowbank.bank import Bank
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.floats import float32_of
 from arrowbank.bank.targets import TargetBank
+from arrowbank.drawing.frame import Plot, svg_file
+from arrowbank.drawing.markup import number
+from arrowbank.drawing.plots import bars_of, histogram, ranges
 
-BINS = 50
 SAMPLES = 16  # of a target bank
-WIDE = 100
-COLOR = "#4269d0"
 
 
 @dataclass(frozen=True)
@@ -46,46 +45,22 @@ def picture_of(bank: Bank) -> Histogram | Spread | None:
     return make(bank) if make else None
 
 
-def png(picture: Histogram | Spread) -> bytes:
-    """The picture drawn. ImportError where matplotlib is not installed."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True}):
-        figure = Figure(figsize=(7, 3), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        axes.set_title(picture.title, fontsize=9)
-        if isinstance(picture, Histogram):
-            _draw_histogram(axes, picture)
-        else:
-            _draw_spread(axes, picture)
-        data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=130, metadata={"Software": None})
-    return data.getvalue()
+def svg(picture: Histogram | Spread) -> bytes:
+    """The picture drawn, as a file."""
+    return svg_file(_bars(picture) if isinstance(picture, Histogram) else _ranges(picture))
 
 
-def _draw_histogram(axes: Any, picture: Histogram) -> None:
-    """Bins of one width; for values that differ a hundredfold, of one ratio; for few whole numbers, one each."""
-    low, high = float(picture.values.min()), float(picture.values.max())
-    if np.issubdtype(picture.values.dtype, np.integer) and high - low < BINS:
-        edges = np.arange(low - 0.5, high + 1.5)
-    elif low >= 0 and high > WIDE * max(low, 1):
-        edges = np.geomspace(max(low, 1), high, BINS + 1)
-        axes.set_xscale("log")
-    else:
-        edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
-    axes.hist(np.clip(picture.values, edges[0], edges[-1]), bins=edges, color=COLOR)
-    axes.set(xlabel=picture.what, ylabel="how many")
+def _bars(picture: Histogram) -> Plot:
+    values, whole = picture.values, np.issubdtype(picture.values.dtype, np.integer)
+    low, middle, high = map(float, np.percentile(values, (0, 50, 100)))
+    summary = f"From {number(low)} to {number(high)}, half of them at most {number(middle)}."
+    found = histogram(values, whole=whole)
+    return bars_of(picture.title, found, x_label=picture.what, y_label="how many", summary=summary, whole=whole)
 
 
-def _draw_spread(axes: Any, picture: Spread) -> None:
-    places = np.arange(len(picture.names))
-    low, middle, high = picture.percentiles.T
-    axes.errorbar(places, middle, yerr=[middle - low, high - middle], fmt="o", color=COLOR, capsize=4)
-    axes.set(xlabel="layer", ylabel="L2 norm", yscale="log")
-    axes.set_xticks(places, picture.names)
+def _ranges(picture: Spread) -> Plot:
+    summary = "The 5th, the 50th and the 95th percentile of each layer."
+    return ranges(picture.title, picture.names, picture.percentiles, x_label="L2 norm", summary=summary)
 
 
 def _characters(bank: Bank) -> Histogram:

@@ -203,7 +203,7 @@ class _Push:
                 f"{self.place.shown}: the card there is kept, it may have been edited; --restart makes it anew"
             )
         else:
-            card = pushed_card(self.bank, self.place.shown, checks, license=self.config.license, progress=self.progress)
+            card = pushed_card(self.bank, self.place.shown, checks, license=self.config.license)
             files += self._wrong(card, there)
         if anew or self._wrong([self.state], there):
             files.append(self.state)

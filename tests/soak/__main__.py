@@ -114,7 +114,7 @@ def _preload() -> None:
     modules = [
         module.name for module in pkgutil.walk_packages(arrowbank.__path__, "arrowbank.") if "__main__" not in module.name
     ]
-    for name in (*PRELOAD, *modules, "pydantic", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+    for name in (*PRELOAD, *modules, "pydantic"):
         importlib.import_module(name)
     build_the_command_line_once()
     with redirect_stderr(io.StringIO()):

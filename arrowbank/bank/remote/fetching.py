@@ -48,7 +48,7 @@ from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Phase, Progress
 
-PLOT = "plot.png"
+PLOT = "plot.svg"
 EXTRAS = (CARD, PLOT)  # for people: they come along, and nothing vouches for them
 EXTRA_BYTES = 10_000_000
 
