@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ from arrowbank.engine.pool import WorkerFailed
 from arrowbank.errors import BadVector, InputError, WorkerDied
 from tests.kill import kill_after, tree_bytes
 
+ROOT = Path(__file__).parents[1]
 SHARDS = shard_ranges([50], 8)
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
 ENGINES = [("local", 1), ("local", 2), pytest.param("ray", 2, marks=RAY)]
@@ -88,7 +93,7 @@ def ray_running() -> Iterator[None]:
     """One local Ray for the tests of this file: starting it takes ten seconds."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -175,3 +180,33 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
     for engine, workers, words in [("slurm", 1, "engine is 'slurm'"), ("local", 0, "workers is 0")]:
         with pytest.raises(InputError, match=words):
             build(tmp_path / "bank", Numbers(tmp_path / "notes"), engine, workers)
+
+
+RUN_BESIDE_A_CLUSTER = """
+import sys
+from pathlib import Path
+from tests.test_engine import Numbers, build
+assert build(Path(sys.argv[1]) / "bank", Numbers(Path(sys.argv[1]) / "notes"), "ray", 2) == 50
+"""
+
+
+@RAY
+def test_a_cluster_that_already_runs_on_the_machine_is_not_joined(tmp_path: Path, whole: dict[str, str]) -> None:
+    # where Ray looks for clusters; short, because a socket's path has at most 107 characters
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": place}
+    start = ["start", "--head", "--block", "--port=0", "--num-cpus=1", "--include-dashboard=false"]
+    head = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *start]
+    with subprocess.Popen(head, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as cluster:
+        try:
+            assert cluster.stdout is not None
+            assert any("Ray runtime started" in line for line in cluster.stdout)
+            done = subprocess.run(
+                [sys.executable, "-c", RUN_BESIDE_A_CLUSTER, str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            assert cluster.poll() is None
+        finally:
+            os.killpg(cluster.pid, signal.SIGKILL)
+    assert tree_bytes(tmp_path / "bank") == whole
+    shutil.rmtree(place, ignore_errors=True)

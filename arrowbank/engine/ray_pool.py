@@ -1,8 +1,12 @@
-"""A crew of Ray actors: a local Ray unless an address is given. The bank's folder must be one that every node sees."""
+"""A crew of Ray actors: a local Ray unless an address is given, as an option or in RAY_ADDRESS.
+
+The folder of the bank must be one that every node sees.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -35,8 +39,10 @@ class RayCrew:
 
     def __enter__(self) -> RayCrew:
         if not ray.is_initialized():
-            local = {} if self._address else {"num_cpus": self._workers, "include_dashboard": False}
-            ray.init(address=self._address, log_to_driver=False, logging_level="ERROR", **local)
+            # without an address Ray would join any cluster that it finds on this machine
+            address = self._address or os.environ.get("RAY_ADDRESS") or "local"
+            local = {"num_cpus": self._workers, "include_dashboard": False} if address == "local" else {}
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
             self._started_here = True
         return self
 
