@@ -24,7 +24,7 @@ import reprlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -62,10 +62,55 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Help:
+    """What the command line says of a field.
+
+    text     its meaning
+    value    how a value is written (default: by the type), such as M, A:B or NAME=PATH
+    example  a value for error messages
+    default  what None stands for
+    choices  values that a shell may offer
+    read     makes the value of what is typed, where the type does not say how; raises InputError
+    """
+
+    text: str
+    value: str = ""
+    _: KW_ONLY
+    example: str = ""
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    read: Callable[[str], Any] | None = None
+
+
+@dataclass(frozen=True)
 class Flag:
-    """The option of a field on the command line, where it is not the field's name with dashes; "" where there is none."""
+    """The option of a field, where it is not the field's name with dashes (after `no-` where the default is True); "": there is none."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """The heading in a verb's help that an option is under."""
+
+    name: str
+
+
+CONTENT, EXECUTION = Group("Content options"), Group("Execution options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """How a config inside another one is given there.
+
+    without  its fields that keep their defaults: the outer config refuses other values, and the command line has no options for them
+    help     what the command line says of its fields here, by name
+    follows  field → option of the verb whose value it has where it is not given
+    """
+
+    without: tuple[str, ...] = ()
+    help: Mapping[str, Help] = field(default_factory=dict)
+    follows: Mapping[str, str] = field(default_factory=dict)
 
 
 class Old:
@@ -92,11 +137,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         hints = hints_of(type(self))
-        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            hint = hints[field.name]
-            flag = "" if _has_settings(hint) else flag_of(field.name, hint)
-            value = checked_value(getattr(self, field.name), hint, f"{type(self).__name__}: {field.name}", flag)
-            object.__setattr__(self, field.name, value)
+        for one in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            hint, name = hints[one.name], f"{type(self).__name__}: {one.name}"
+            flag = "" if settings_in(hint) else flag_of(one.name, hint, one.default)
+            value = checked_value(getattr(self, one.name), hint, name, flag)
+            object.__setattr__(self, one.name, value)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Settings):
+                    _require_defaults(part, mark(hint, Part, Part()).without, name)
         self.check()
 
     def check(self) -> None:
@@ -131,7 +179,7 @@ def checked(function: Function) -> Function:
 
 def given(options: Any, names: Iterable[str]) -> dict[str, Any]:
     """The fields of a dataclass among `names` that are not what they are where nobody gives them."""
-    defaults = {field.name: field.default for field in fields(options)}
+    defaults = {one.name: one.default for one in fields(options)}
     return {name: value for name in names if (value := getattr(options, name)) != defaults[name]}
 
 
@@ -142,9 +190,9 @@ def refuse_unread(mode: str, options: Any = None, names: Iterable[str] = (), **l
     found |= {name: value for name, value in loose.items() if value is not None and value is not False}
     hints = hints_of(type(options)) if found else {}
     for name in found:
-        flag = flag_of(name, hints.get(name))
-        field = "" if flag == f"--{name}" else f" ({name})"
-        raise InputError(f"{flag}{field}: has no effect with {mode}: leave {flag} out.")
+        flag = flag_of(name, hints.get(name), default_of(type(options), name) if name in hints else None)
+        shown = flag if flag == f"--{name}" else f"{flag} ({name})"
+        raise InputError(f"{shown}: has no effect with {mode}: leave {flag} out.")
 
 
 _HINTS: dict[Any, dict[str, Any]] = {}
@@ -157,25 +205,59 @@ def hints_of(what: Any) -> dict[str, Any]:
     return _HINTS[what]
 
 
-def _has_settings(hint: Any) -> bool:
-    """Whether values are, or hold, objects of options: they have no option of their own."""
-    kinds = [hint, *get_args(hint)]
-    return any(isinstance(kind, type) and issubclass(kind, Settings) for kind in kinds)
+def default_of(kind: type, name: str) -> Any:
+    """The default of a field of a dataclass; MISSING where it must be given."""
+    one = next(one for one in fields(kind) if one.name == name)
+    return one.default_factory() if one.default_factory is not MISSING else one.default
 
 
-def flag_of(name: str, hint: Any = None) -> str:
-    """The option of the field `name` on the command line."""
-    return next((mark.name for mark in _marks(hint) if isinstance(mark, Flag)), f"--{name.replace('_', '-')}")
+def settings_in(hint: Any) -> type[Settings] | None:
+    """The class of options whose objects a field takes, alone or in a tuple: its fields are options, the field itself is none."""
+    kind = core_of(hint)
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,):
+        kind = core_of(get_args(kind)[0])
+    return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
 
 
-def _marks(hint: Any) -> Iterator[Any]:
-    """What `Annotated` says, here or inside a union."""
+def core_of(hint: Any) -> Any:
+    """The type in a hint, without marks and None: of `Annotated[int, …] | None` it is int."""
+    while get_origin(hint) in (Annotated, Union, types.UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    return hint
+
+
+def flag_of(name: str, hint: Any = None, default: Any = None) -> str:
+    """The option of the field `name` on the command line; "" where it has none."""
+    words = name.strip("_").replace("_", "-")
+    return mark(hint, Flag, Flag(f"--no-{words}" if default is True else f"--{words}")).name
+
+
+Mark = TypeVar("Mark")
+Otherwise = TypeVar("Otherwise")
+
+
+def mark(hint: Any, kind: type[Mark], otherwise: Otherwise) -> Mark | Otherwise:
+    """The mark of that kind in a hint; the outermost, where there are several."""
+    return next((one for one in marks(hint) if isinstance(one, kind)), otherwise)
+
+
+def marks(hint: Any) -> Iterator[Any]:
+    """What `Annotated` says, here or inside a union; the last said first."""
     if get_origin(hint) is Annotated:
-        yield from get_args(hint)[1:]
-        yield from _marks(get_args(hint)[0])
+        yield from reversed(get_args(hint)[1:])
+        yield from marks(get_args(hint)[0])
     elif get_origin(hint) in (Union, types.UnionType):
         for member in get_args(hint):
-            yield from _marks(member)
+            yield from marks(member)
+
+
+def _require_defaults(options: Settings, names: Iterable[str], name: str) -> None:
+    for inner in names:
+        found, expected = getattr(options, inner), default_of(type(options), inner)
+        if found != expected:
+            raise InputError(
+                f"{name}.{inner} is {_shown(found)}, which has no effect here; expected the default, {expected!r}."
+            )
 
 
 class _Unfit(Exception):
@@ -210,9 +292,9 @@ def _taken(value: Any, hint: Any) -> Any:
 
 
 def _marked(value: Any, hint: Any) -> Any:
-    inner, *marks = get_args(hint)
+    inner, *said = get_args(hint)
     given = value
-    if isinstance(value, os.PathLike) and any(isinstance(mark, _PlaceMark) for mark in marks):
+    if isinstance(value, os.PathLike) and any(isinstance(one, _PlaceMark) for one in said):
         value = os.fspath(value)
     try:
         value = _taken(value, inner)
@@ -220,9 +302,9 @@ def _marked(value: Any, hint: Any) -> Any:
         if unfit.inside or unfit.near:
             raise
         raise _Unfit(unfit.found, _words(hint), remedy=unfit.remedy) from None
-    for mark in marks:
-        if isinstance(mark, Range) and value is not None and value not in mark:
-            raise _Unfit(given, str(mark), near=True)
+    for one in said:
+        if isinstance(one, Range) and value is not None and value not in one:
+            raise _Unfit(given, str(one), near=True)
     return value
 
 
@@ -329,8 +411,8 @@ def _words(hint: Any) -> str:
     """What a hint allows, in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        bounds = "".join(f", {mark}" for mark in args[1:] if isinstance(mark, Range))
-        place = " or a path" if any(isinstance(mark, _PlaceMark) for mark in args[1:]) else ""
+        bounds = "".join(f", {one}" for one in args[1:] if isinstance(one, Range))
+        place = " or a path" if any(isinstance(one, _PlaceMark) for one in args[1:]) else ""
         return f"{_words(args[0])}{bounds}{place}"
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_words(arg) for arg in args if arg is not type(None)))

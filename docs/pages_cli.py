@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
 from arrowbank.cli import GROUPS, VERBS, app
 
 ALIKE = "`--json` and `--debug` are the same for every verb: see [the command line](index.md)."
@@ -18,7 +16,7 @@ COMMON = ("json", "debug")
 
 def verbs() -> dict[str, list[tuple[str, Any]]]:
     """Panel → (words, command) of its verbs, as `arrowbank --help` shows them; a group is a panel of its own."""
-    root: Any = typer.main.get_command(app)
+    root: Any = app
     panels: dict[str, list[tuple[str, Any]]] = {}
     for panel, functions in VERBS.items():
         names = [function.__name__ for function in functions]
@@ -70,8 +68,9 @@ def _row(one: Any) -> str:
     told = [_prose(one.help or "")]
     if one.required:
         told.append("**Required.**")
-    if one.default not in (None, "", ()) and not isinstance(one.default, bool) and not callable(one.default):
-        told.append(f"Default: `{one.default}`.")
+    default = one.show_default if isinstance(getattr(one, "show_default", None), str) else one.default
+    if default not in (None, "", ()) and not isinstance(default, bool) and not callable(default):
+        told.append(f"Default: `{default}`.")
     return f"| `{name}` | {' '.join(part for part in told if part)} |"
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from arrowbank.cli import app, main
 
@@ -98,7 +97,7 @@ def _parse(block: Block, text: str, capsys: pytest.CaptureFixture[str], names: d
 def parse(text: str) -> int:
     """How many commands of ours are in a block of shell. Every option in them is one, and those that must be given are."""
     for words in (found := commands(text)):
-        command: Any = typer.main.get_command(app)
+        command: Any = app
         rest = list(words)
         while group := getattr(command, "commands", None):
             command = group[rest.pop(0)]

@@ -177,7 +177,7 @@ def test_a_failed_check_is_exit_code_1(built: Path, tmp_path: Path) -> None:
         ("encode {tokens} --out o", "Give either a model or an encoder"),
         ("encode {tokens} --model nowhere/at/all --out o", "nowhere/at/all"),
         ("encode {texts} --encoder tests.banks:TableEncoder --out o", "a bank of texts, expected tokens"),
-        ("encode {tokens} --encoder tests.banks:TableEncoder --out o --rows 5", "expected START:END"),
+        ("encode {tokens} --encoder tests.banks:TableEncoder --out o --rows 5", "expected A:B"),
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --shards 2-1", "expected numbers and ranges"),
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --worker 2/2", "numbered 0 to n − 1"),
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --max-batch 0", "max_batch is 0"),

@@ -1,4 +1,4 @@
-"""The options of the verbs: each is declared once, and earlier spellings work with a warning."""
+"""The options of the verbs: each is declared once, in a config or by the verb; earlier spellings work with a warning."""
 
 from __future__ import annotations
 
@@ -6,20 +6,54 @@ import re
 from typing import Any
 
 import pytest
-import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from arrowbank.cli import app, main
+from arrowbank.cli.parameters import Option, options_of
+from arrowbank.errors import InputError
+from arrowbank.settings import Help, Range, core_of, mark, marks
 from tests.test_cli import every_verb
 
 
 def command(verb: str) -> Any:
-    found: Any = typer.main.get_command(app)
+    found: Any = app
     for word in verb.split():
         found = found.commands[word]
     return found
 
 
-RENAMED = [(verb, old, new) for verb in every_verb() for old, new in getattr(command(verb).callback, "renamed", {}).items()]
+def options(verb: str) -> list[Option]:
+    """The options of a verb that its configs declare."""
+    return [option for kind in command(verb).callback.configs.values() for option in options_of(kind).values()]
+
+
+RENAMED = [(verb, old, new) for verb in every_verb() for old, new in command(verb).callback.renamed.items()]
+BOUNDED = [
+    (verb, option, bound)
+    for verb in every_verb()
+    for option in options(verb)
+    for bound in marks(option.hint)
+    if isinstance(bound, Range) and core_of(option.hint) in (int, float)
+]
+
+
+@pytest.mark.parametrize("verb", every_verb())
+def test_every_option_has_help_and_is_shown_once(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([*verb.split(), "--help"]) == 0
+    shown = re.findall(r"^  (-[\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    for param in command(verb).params:
+        if param.name in ("json", "debug", "help") or getattr(param, "hidden", False):
+            continue
+        assert param.param_type_name == "argument" or param.opts[0] in shown
+        assert param.help or param.param_type_name == "argument", f"{verb}: {param.name} has no help"
+    for option in options(verb):
+        assert option.help.text, f"{verb}: {option.name} has no help"
+        assert option.default is not None or mark(option.hint, Help, Help("")).text
 
 
 @pytest.mark.parametrize(("verb", "old", "new"), RENAMED)
@@ -45,3 +79,52 @@ def test_a_value_that_looks_like_an_earlier_spelling_stays_what_it_is(capsys: py
     found.parse_args(context, ["--trunk", "--hidden", "--", "--hidden"])
     assert context.params["trunk"] == "--hidden"
     assert capsys.readouterr().err == ""
+
+
+def complete_line(verb: str) -> list[str]:
+    """The verb with a value for all that must be given."""
+    words = verb.split()
+    for param in command(verb).params:
+        if param.required:
+            value = "a=b" if "=" in str(param.metavar) else "1"
+            words += [param.opts[0], value] if param.param_type_name == "option" else [value]
+    return words
+
+
+@pytest.mark.parametrize(("verb", "option", "bound"), BOUNDED, ids=lambda value: getattr(value, "name", str(value)))
+def test_a_value_out_of_bounds_is_refused_with_the_option(
+    verb: str, option: Option, bound: Range, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beyond = [
+        *([bound.least - 1] if bound.least is not None else []),
+        *([bound.most + 1] if bound.most is not None else []),
+        *([bound.above] if bound.above is not None else []),
+        *([bound.below] if bound.below is not None else []),
+    ]
+    for value in beyond:
+        words = [*complete_line(verb), f"{option.flag}={value:g}"]
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert option.flag in error
+        assert f"expected {bound}" in error
+
+
+# reading
+
+
+@given(st.lists(st.integers(-1, 99), min_size=1))
+def test_numbers_are_read_as_they_are_written(numbers: list[int]) -> None:
+    option = Option("layers", tuple[int, ...], (), Help("", example="1,3"))
+    assert option.read(",".join(map(str, numbers))) == tuple(numbers)
+
+
+@given(st.text(max_size=8))
+def test_any_text_is_read_or_refused_by_name(text: str) -> None:
+    for hint, help in ((tuple[int, ...], Help("")), (tuple[int, int], Help("", "A:B")), (tuple[float, ...], Help(""))):
+        option = Option("some", hint, (), help)
+        said = ""
+        try:
+            assert all(isinstance(one, int | float) for one in option.read(text))
+        except InputError as error:
+            said = str(error)
+        assert said == "" or said.startswith(f"--some {text!r}: expected ")

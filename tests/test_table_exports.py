@@ -12,9 +12,7 @@ from datasets import List, Value, load_dataset
 
 from arrowbank import EncodeConfig, ExportConfig, FeatureBank, encode, export, open_bank
 from arrowbank.cli import main
-from arrowbank.cli.targets import FORMATS
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch
-from arrowbank.formats.registry import EVERY_FORMAT
 from tests import arms
 from tests.banks import make_texts, make_tokens
 from tests.kill import Outcome
@@ -93,7 +91,3 @@ def test_a_damaged_bank_is_not_exported(features: Path, tmp_path: Path) -> None:
     with pytest.raises(CorruptBank, match="not those that were committed"):
         export(ExportConfig(format="parquet"), tmp_path / "damaged", tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.parquet"))
-
-
-def test_the_command_line_offers_every_format() -> None:
-    assert {name for names in FORMATS.values() for name in names} == set(EVERY_FORMAT)

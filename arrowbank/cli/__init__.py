@@ -10,26 +10,18 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from arrowbank.cli import heal, in2, join, look, make, search, share, targets, trunk
 from arrowbank.cli.first import interrupted, versions, welcome
-from arrowbank.cli.help import Verb, Verbs
+from arrowbank.cli.help import CONTEXT, Verbs
 from arrowbank.errors import ArrowbankError
 from arrowbank.secrets import forgetting, hide_output, hiding_output, redact
 
 INTERNAL, INTERRUPTED = 70, 130
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-app = typer.Typer(
-    name="arrowbank",
-    cls=Verbs,
-    help="Turn raw text and frozen models into Arrow datasets that trainers open with load_from_disk.",
-    pretty_exceptions_enable=False,
-    context_settings=SETTINGS,
-)
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
@@ -61,17 +53,16 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 VERB_NAMES = {verb.__name__ for verbs in VERBS.values() for verb in verbs} | {
     f"{group} {name}" for group, (_, members) in GROUPS.items() for name in members
 }
-for panel, verbs in VERBS.items():
-    for verb in verbs:
-        app.command(cls=Verb, rich_help_panel=panel)(verb)
-for group, (meaning, members) in GROUPS.items():
-    inside = typer.Typer(cls=Verbs, help=meaning, no_args_is_help=True, context_settings=SETTINGS)
-    for name, verb in members.items():
-        inside.command(name, cls=Verb)(verb)
-    app.add_typer(inside, name=group, rich_help_panel="Make a bank")
+top = typer.Typer(
+    name="arrowbank",
+    cls=Verbs,
+    help="Turn raw text and frozen models into Arrow datasets that trainers open with load_from_disk.",
+    pretty_exceptions_enable=False,
+    context_settings=CONTEXT,
+)
 
 
-@app.callback(invoke_without_command=True)
+@top.callback(invoke_without_command=True)
 def _top(
     context: typer.Context,
     version: Annotated[
@@ -82,6 +73,17 @@ def _top(
         print(versions())
     elif context.invoked_subcommand is None:
         print(welcome(Path.cwd()), end="")
+
+
+app: Any = typer.main.get_command(top)
+for panel, verbs in VERBS.items():
+    for verb in verbs:
+        app.add(verb.__name__, verb, panel)
+for group, (meaning, members) in GROUPS.items():
+    inside = Verbs(name=group, help=meaning, no_args_is_help=True, context_settings=CONTEXT)
+    for name, verb in members.items():
+        inside.add(name, verb, "Verbs")
+    app.add(group, inside, "Make a bank")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

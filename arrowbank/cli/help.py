@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import typer
 
+from arrowbank.cli.parameters import runnable
+
 ALSO = {"json": "--json (events, a line each)", "debug": "--debug (tracebacks)"}
 HELP = "-h, --help"
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 NARROW, WIDE = 26, 38  # the left column, at most, on terminals of 80 and of 100 columns
 PLAIN = "Options"
 
@@ -54,21 +58,54 @@ class Verb(typer.core.TyperCommand):
         formatter.write(f"\nAlso: {', '.join([*also, HELP])}\n")
 
 
+class Commands(Mapping[str, Any]):
+    """The commands of a group by name. Each is made when it is asked for, so that none loads what another one needs."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, tuple[str, Any]] = {}  # panel, and the function of a verb or a group
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            panel, member = self.members[name]
+            self._made[name] = member if isinstance(member, Verbs) else _command(name, member, panel)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
 class Verbs(typer.core.TyperGroup):
-    """A group of verbs whose help has a line a verb."""
+    """A group of verbs whose help has a line per verb."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = Commands()
+
+    def add(self, name: str, member: Callable[..., None] | Verbs, panel: str) -> None:
+        self.commands.members[name] = (panel, member)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"Usage: {ctx.command_path} VERB …\n\n")
         formatter.write(paragraphs(self.help or "", formatter.width))
-        members = [self.commands[name] for name in self.list_commands(ctx)]
-        panels = dict.fromkeys(_panel(member, "Verbs") for member in members)
-        rows = [
-            (panel, [(str(m.name), _first_sentence(m)) for m in members if _panel(m, "Verbs") == panel]) for panel in panels
-        ]
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, (panel, member) in self.commands.members.items():
+            text = member.help if isinstance(member, Verbs) else member.__doc__
+            panels.setdefault(panel, []).append((name, _first_sentence(text or "")))
         params: list[Any] = [option for option in self.params if option.name not in ALSO]
         options = [(PLAIN, [(_left(option), option.help or "") for option in params])] if params else []
-        formatter.write(table([*rows, *options], formatter.width))
+        formatter.write(table([*panels.items(), *options], formatter.width))
         formatter.write(f"\n{ctx.command_path} VERB --help has a verb's options and an example.\n")
+
+
+def _command(name: str, function: Callable[..., None], panel: str) -> Any:
+    """The command of a verb's function."""
+    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=CONTEXT)
+    one.command(name, cls=Verb, rich_help_panel=panel)(runnable(function))
+    return typer.main.get_command(one)
 
 
 def paragraphs(text: str, width: int) -> str:
@@ -110,11 +147,11 @@ def _right(option: Any, ctx: Any) -> str:
     return f"{option.help or ''}{said}"
 
 
-def _panel(what: Any, otherwise: str = PLAIN) -> str:
+def _panel(what: Any) -> str:
     panel = getattr(what, "rich_help_panel", None)
-    return panel if isinstance(panel, str) else otherwise
+    return panel if isinstance(panel, str) else PLAIN
 
 
-def _first_sentence(command: Any) -> str:
-    text = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
-    return text.split(". ")[0].rstrip(".") + "."
+def _first_sentence(text: str) -> str:
+    first = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
+    return first.split(". ")[0].rstrip(".") + "."

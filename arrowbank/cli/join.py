@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arrowbank.cli import options as o
+from arrowbank.cli.parameters import Common, Out, Restart, Texts
 from arrowbank.cli.show import finish, progress_for
-from arrowbank.cli.spread import spread
+
+if TYPE_CHECKING:
+    from arrowbank import SelectConfig
 
 
-@spread
 def merge(
     banks: Annotated[list[str], typer.Argument(metavar="A B...", help="Banks of texts, of features or of targets.")],
-    out: o.Out,
-    common: o.Common,
-    restart: o.Restart = False,
+    out: Out,
+    common: Common,
+    restart: Restart = False,
 ) -> None:
     """Merge banks that were made alike: the rows of the first one, then what each of the others adds. Nothing is computed again.
 
@@ -32,27 +33,20 @@ def merge(
     finish(common.json, manifest, f"{out}: {manifest['rows']:,} rows of {len(banks)} banks, {shared}{difference}. {_next(out)}")
 
 
-@spread
 def select(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A bank of texts, tokens, features or targets.")],
-    out: o.Out,
-    common: o.Common,
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", metavar="COND", help="kind=query,candidate or length<=128; all of several must hold."),
-    ] = None,
-    rows: Annotated[str | None, typer.Option("--rows", metavar="A:B", help="Only of these rows.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="Only the first N of them.")] = None,
-    texts: o.TextsFolder = None,
-    restart: o.Restart = False,
+    out: Out,
+    common: Common,
+    config: SelectConfig,
+    texts: Texts | None = None,
+    restart: Restart = False,
 ) -> None:
     """Write some rows of a bank as a bank of their own. Of a tokens bank, the texts of these rows go to DIR-texts.
 
     Example: arrowbank select router/features --where kind=query --where 'length<=128' --out queries
     """
-    from arrowbank.combine.select import SelectConfig, select_rows
+    from arrowbank.combine.select import select_rows
 
-    config = SelectConfig(where=tuple(where or ()), rows=o.row_range(rows), limit=limit)
     manifest = select_rows(config, bank, out, texts=texts, restart=restart, progress=progress_for(common.json))
     finish(common.json, manifest, f"{out}: {manifest['rows']:,} of {manifest['selected']['rows']:,} rows. {_next(out)}")
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
 from arrowbank.cli.show import CHECK_FAILED, fail_on, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
-from arrowbank.settings import Range, checked_value, refuse_unread
+from arrowbank.settings import Help, Range, refuse_unread
 
-Bound = Annotated[float, Range(least=-1)]  # a cosine; one above 1 is never reached
+if TYPE_CHECKING:
+    from arrowbank import ReportConfig
+
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder, or its address: hf://…, s3://…")]
 
 
@@ -24,7 +26,7 @@ def verify(
         str, typer.Argument(metavar="FOLDER", help="A bank or its address, an export or cache, or a vocabulary map.")
     ],
     common: o.Common,
-    quick: Annotated[bool, typer.Option("--quick", help="Only sizes and row counts.")] = False,
+    quick: Annotated[bool, Help("Only sizes and row counts.")] = False,
 ) -> None:
     """Verify a bank, or what `export` wrote: every byte against its digest, then what the bytes mean. Exit code 1 if a check fails.
 
@@ -70,24 +72,16 @@ def report(
     banks: Annotated[
         list[str], typer.Argument(metavar="BANK...", help="A bank, a folder of `build` or OUT.heal; or several IN2 arms.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The page to write, such as report.html.")],
+    out: Annotated[str, Help("The page to write, such as report.html.", "FILE")],
     common: o.Common,
-    verify: Annotated[bool, typer.Option("--verify", help="Prove every byte first, not only sizes and row counts.")] = False,
-    points: Annotated[
-        int | None, typer.Option("--points", show_default="2000", help="Vectors on the map of a feature bank; 0 for no map.")
-    ] = None,
-    neighbours: Annotated[
-        int | None, typer.Option("--neighbours", show_default="8", help="Nearest texts of each, exact and of the whole bank.")
-    ] = None,
-    audit: Annotated[str | None, typer.Option("--audit", metavar="FILE", help="Show what `audit --out` found, too.")] = None,
+    config: ReportConfig,
 ) -> None:
     """Write one HTML page that shows a bank of any kind: it opens without a server or a network. Exit code 1 if a check failed.
 
     Example: arrowbank report router --out report.html
     """
-    from arrowbank.report import ReportConfig, write_report
+    from arrowbank.report import write_report
 
-    config = ReportConfig(verify=verify, points=points, neighbours=neighbours, audit=audit)
     checks = write_report(config, banks, out, progress=progress_for(common.json))
     failed = [check for check in checks if not check.ok]
     if common.json:
@@ -141,7 +135,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A")],
     b: Annotated[str, typer.Argument(metavar="B")],
     common: o.Common,
-    min_cosine: Annotated[float | None, typer.Option("--min-cosine", help="Exit code 1 if any text's cosine is lower.")] = None,
+    min_cosine: Annotated[float, Range(least=-1), Help("Exit code 1 if any text's cosine is lower.")] | None = None,
 ) -> None:
     """Compare the vectors of the texts that two feature banks share.
 
@@ -149,7 +143,6 @@ def compare(
     """
     from arrowbank.features.compare import compare as run
 
-    bound = None if min_cosine is None else checked_value(min_cosine, Bound, "--min-cosine")
     found = run(a, b)
     if common.json:
         _print_json(asdict(found))
@@ -158,8 +151,8 @@ def compare(
         print(f"cosine               min {found.min_cosine:.6f}, 1st percentile {found.first_percentile_cosine:.6f}, ", end="")
         print(f"mean {found.mean_cosine:.6f}")
         print(f"largest difference   {found.largest_difference:.6f}")
-    if bound is not None and not found.min_cosine >= bound:  # NaN is no agreement either
-        fail_on([f"the lowest cosine is {found.min_cosine:.6f}, the bound was {bound}"])
+    if min_cosine is not None and not found.min_cosine >= min_cosine:  # NaN is no agreement either
+        fail_on([f"the lowest cosine is {found.min_cosine:.6f}, the bound was {min_cosine}"])
 
 
 @spread

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from arrowbank.cli.parameters import Common as Common
 from arrowbank.errors import InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES
 from arrowbank.settings import Positive, checked_value, refuse_unread
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from arrowbank.targets.capture import CaptureConfig
     from arrowbank.targets.importer import ImportConfig
 
-BUILD = "What is in the bank"
-RUN = "How it is made"
+BUILD = "Content options"
+RUN = "Execution options"
 
 Config = TypeVar("Config")
 
@@ -58,14 +59,6 @@ WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This jo
 OnBadLine = Annotated[
     str | None, _build("--on-bad-line", metavar="error|skip", show_default="error", help="What a line that is not JSON does.")
 ]
-
-
-@dataclass
-class Common:
-    """What every verb takes."""
-
-    json: Annotated[bool, typer.Option("--json", help="One JSON event a line on standard output.")] = False
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
 
 MaxLineBytes = Annotated[
@@ -381,7 +374,7 @@ def row_range(value: str | None) -> tuple[int, int] | None:
         return None
     start, colon, stop = value.partition(":")
     if not (colon and start.isdecimal() and stop.isdecimal()):
-        raise InputError(f"--rows {value!r}: expected START:END, as in --rows 0:131072.")
+        raise InputError(f"--rows {value!r}: expected A:B, as in --rows 0:131072.")
     return int(start), int(stop)
 
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
+from arrowbank.cli.parameters import Common, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-from arrowbank.settings import Old, refuse_unread
+from arrowbank.settings import Help, refuse_unread
 
-FORMATS = {
-    "of targets": ["deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "speculators", "modelopt"],
-    "of arms": ["raw", "llmc", "nanogpt-npy", "megatron", "nanotron"],
-    "of features": ["npy"],
-    "of any bank": ["parquet"],
-}
-
-
-def _formats(incomplete: str) -> list[str]:
-    return [name for names in FORMATS.values() for name in names if name.startswith(incomplete)]
+if TYPE_CHECKING:
+    from arrowbank import ExportConfig
 
 
 @spread
@@ -82,39 +75,19 @@ def capture(
 @spread
 def export(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="; ".join(f"{what}: {', '.join(names)}" for what, names in FORMATS.items()),
-            autocompletion=_formats,
-        ),
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new folder.")],
-    common: o.Common,
-    max_shard_bytes: Annotated[int | None, typer.Option("--max-shard-bytes", help="Of formats with shards.")] = None,
-    last_hidden_norm: Annotated[
-        str | None,
-        typer.Option("--last-hidden-norm", metavar="post|pre", help="What unknown last hidden states are."),
-        Old("--assume-norm"),
-    ] = None,
-    stride: Annotated[
-        str | None, typer.Option("--stride", metavar="T|T+1", help="An arm's loader's step. Default: as the format's does.")
-    ] = None,
-    restart: o.Restart = False,
+    config: ExportConfig,
+    out: Annotated[str, Help("A new folder.", "DIR")],
+    common: Common,
+    restart: Restart = False,
 ) -> None:
     """Write a bank in the format that a trainer reads; refused where it would be mislabelled.
 
     Example: arrowbank export targets --to deepspec --out cache
     """
-    from arrowbank.formats.registry import ExportConfig
     from arrowbank.formats.registry import export as run
 
-    given = {"max_shard_bytes": max_shard_bytes, "last_hidden_norm": last_hidden_norm, "stride": stride}
-    config = ExportConfig(format=to, **given)  # type: ignore[arg-type]  # checked there
     manifest = run(config, bank, out, restart=restart, progress=progress_for(common.json))
-    finish(common.json, manifest, f"{out}: complete, as {to}.\nVerify it: arrowbank verify {shlex.quote(out)}")
+    finish(common.json, manifest, f"{out}: complete, as {config.format}.\nVerify it: arrowbank verify {shlex.quote(out)}")
 
 
 @spread

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from arrowbank.combine.rows import (
 )
 from arrowbank.errors import InputError
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, Settings, checked
+from arrowbank.settings import Count, Help, Settings, checked
 
 SHAPE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>|=)(.*)", re.DOTALL)
 COMPARE: dict[str, Any] = {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
@@ -132,12 +132,11 @@ BESIDE = "-texts"
 
 @dataclass(frozen=True, kw_only=True)
 class SelectConfig(Settings):
-    """Which rows: those in which every condition of `where` holds (such as "kind=query,candidate" or "length<=128"), of the `rows` (start,
-    stop), and of these the first `limit`."""
+    """Which rows: those in which every condition of `where` holds, of the `rows` (start, stop), and of these the first `limit`."""
 
-    where: tuple[str, ...] = ()
-    rows: tuple[int, int] | None = None
-    limit: Count | None = None
+    where: Annotated[tuple[str, ...], Help("kind=query,candidate or length<=128; all of several must hold.", "COND")] = ()
+    rows: Annotated[tuple[int, int], Help("Only of these rows.", "A:B", example="0:131072")] | None = None
+    limit: Annotated[Count, Help("Only the first N of them.")] | None = None
 
     def check(self) -> None:
         if not self.where and self.rows is None and self.limit is None:

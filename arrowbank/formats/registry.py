@@ -19,7 +19,7 @@ from arrowbank.formats.export import Format
 from arrowbank.formats.folder import ExportFolder, made_from
 from arrowbank.formats.sidecar import About
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, Flag, Settings, checked, refuse_unread
+from arrowbank.settings import Count, Flag, Help, Old, Settings, checked, refuse_unread
 
 FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
 OPTIONS = ("max_shard_bytes", "last_hidden_norm", "stride")
@@ -28,15 +28,22 @@ EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Settings):
-    """`format` is one of EVERY_FORMAT: FORMATS for a target bank, `tokenshards.LAYOUTS` for an arm, "npy" for a feature bank, "parquet"
-    for any; `last_hidden_norm` is the norm of last hidden states that a bank
-    of "unknown" ones is to have; `stride` the step of an arm's loader, "T" or "T+1".
-    """
+    """The format, and what it leaves open."""
 
-    format: Annotated[str, Flag("--to")]
-    max_shard_bytes: Count | None = None
-    last_hidden_norm: Literal["post", "pre"] | None = None
-    stride: Literal["T", "T+1"] | None = None
+    format: Annotated[
+        str,
+        Flag("--to"),
+        Help(
+            f"of targets: {', '.join(FORMATS)}; of arms: {', '.join(tokenshards.LAYOUTS)}; of features: npy; of any bank: parquet",
+            "FORMAT",
+            choices=EVERY_FORMAT,
+        ),
+    ]
+    max_shard_bytes: Annotated[Count, Help("Of formats with shards.")] | None = None
+    last_hidden_norm: (
+        Annotated[Literal["post", "pre"], Help("What unknown last hidden states are."), Old("--assume-norm")] | None
+    ) = None
+    stride: Annotated[Literal["T", "T+1"], Help("Step of the loader of an arm. Default: as the format's does.")] | None = None
 
     def check(self) -> None:
         if self.format not in EVERY_FORMAT:

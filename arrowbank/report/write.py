@@ -32,7 +32,7 @@ from arrowbank.report.section import Section, Story, code_block, facts_list, par
 from arrowbank.report.subject import IN2, Subject, open_subject
 from arrowbank.report.vectors import tell_texts
 from arrowbank.secrets import hide
-from arrowbank.settings import Place, Range, Settings, checked, refuse_unread
+from arrowbank.settings import Help, Place, Range, Settings, checked, refuse_unread
 
 POINTS, NEIGHBOURS = 2000, 8
 MAX_POINTS, MAX_NEIGHBOURS = 5000, 20  # so that a page stays one that opens on a phone
@@ -60,18 +60,17 @@ UNITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Settings):
-    """What a page has.
+    """What a page has."""
 
-    verify       prove every byte of the banks, not only sizes and row counts
-    points       vectors on the map of a feature bank, 0 for no map (None: 2,000)
-    neighbours   nearest texts of each, exact and of the whole bank (None: 8)
-    audit        a file that `arrowbank audit --out` wrote, to show beside
-    """
-
-    verify: bool = False
-    points: Annotated[int, Range(0, MAX_POINTS)] | None = None
-    neighbours: Annotated[int, Range(1, MAX_NEIGHBOURS)] | None = None
-    audit: Place | None = None
+    verify: Annotated[bool, Help("Verify every byte first, not only sizes and row counts.")] = False
+    points: (
+        Annotated[int, Range(0, MAX_POINTS), Help("Vectors on the map of a feature bank; 0 for no map.", default="2000")] | None
+    ) = None
+    neighbours: (
+        Annotated[int, Range(1, MAX_NEIGHBOURS), Help("Nearest neighbors of each, exact and of the whole bank.", default="8")]
+        | None
+    ) = None
+    audit: Annotated[Place, Help("Show what `audit --out` found, too.", "FILE")] | None = None
 
     def check(self) -> None:
         if self.points == 0:

@@ -26,7 +26,7 @@ from arrowbank.bank.remote.stores import Stored, side_by_side
 from arrowbank.bank.verify import verify
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Flag, Settings, checked, refuse_unread
+from arrowbank.settings import EXECUTION, Help, Settings, checked, refuse_unread
 from arrowbank.share.card import pushed_card, unfinished_card
 from arrowbank.share.places import Outgoing, Place
 
@@ -35,15 +35,12 @@ SHARDS = "data-*.arrow"  # what the card gives to `load_dataset`
 
 @dataclass(frozen=True, kw_only=True)
 class PushConfig(Settings):
-    """`public`: a new repository is open to everybody (default: private). `license`: an identifier for the card, as in cc-by-4.0.
-    `restart`: replace another bank that is there, and a card that may have been edited. `read_back`: where a place vouches for no
-    hashes (anything but the hub), read what was written once more; else only sizes are compared there.
-    """
+    """What a pushed bank becomes, and what may be replaced."""
 
-    public: bool = False
-    license: str | None = None
-    restart: bool = False
-    read_back: Annotated[bool, Flag("--no-read-back")] = True
+    public: Annotated[bool, Help("A new repository that everybody may read. Default: private.")] = False
+    license: Annotated[str | None, Help("Identifier of the license for the card, as in cc-by-4.0.", "ID")] = None
+    restart: Annotated[bool, Help("Replace another bank that is there, and an edited card."), EXECUTION] = False
+    read_back: Annotated[bool, Help("Compare sizes only, where a place has no hashes (all but the hub)."), EXECUTION] = True
 
     def check(self) -> None:
         if self.license is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", self.license):

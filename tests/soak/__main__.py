@@ -19,7 +19,6 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 from tests.kill import PRELOAD
-from tests.soak.children import build_the_command_line_once
 from tests.soak.tally import Tally, load, machine
 from tests.soak.world import World
 
@@ -116,7 +115,6 @@ def _preload() -> None:
     ]
     for name in (*PRELOAD, *modules, "pydantic"):
         importlib.import_module(name)
-    build_the_command_line_once()
     with redirect_stderr(io.StringIO()):
         arrowbank.cli.main(["info", os.devnull])  # a refusal: what Typer imports at the first call
     gc.freeze()  # what the children's collections would copy

@@ -122,16 +122,6 @@ def command_line(argv: Sequence[str]) -> int:
         cli.internal_error = told
 
 
-def build_the_command_line_once() -> None:
-    """Typer builds the tree of commands anew for each call, which costs ten times as much as a refusal. Here it is built once."""
-    import typer.main
-
-    from arrowbank.cli import app
-
-    typer.main.get_command = functools.cache(typer.main.get_command)
-    typer.main.get_command(app)
-
-
 Trial = tuple[str, Callable[[], tuple[str, str]]]
 
 
