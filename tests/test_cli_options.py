@@ -85,7 +85,7 @@ def complete_line(verb: str) -> list[str]:
     """The verb with a value for all that must be given."""
     words = verb.split()
     for param in command(verb).params:
-        if param.required:
+        if param.required or param.opts[0] in ("--model", "--source"):
             value = "a=b" if "=" in str(param.metavar) else "1"
             words += [param.opts[0], value] if param.param_type_name == "option" else [value]
     return words

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
+from arrowbank.cli.parameters import Common, Out, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-from arrowbank.settings import Old, refuse_unread
+from arrowbank.settings import Help, Old, refuse_unread
+
+if TYPE_CHECKING:
+    from arrowbank import ProbesConfig, ScoreConfig
 
 WHAT, RUN = "What is planted", o.RUN
 
@@ -104,55 +108,29 @@ def build(
     finish(common.json, manifest, _built(out, manifest))
 
 
-@spread
 def probes(
-    out: o.Out,
-    spans: SpanOptions,
-    common: o.Common,
+    config: ProbesConfig,
+    out: Out,
+    common: Common,
     more: MoreFiller = None,
     filler: Filler = None,
-    positions: Annotated[
-        str, _what("--positions", metavar="LIST", help="Of needles: 1 right before the probe, 0 as far as it goes.")
-    ] = "0,0.25,0.5,0.75,1",
-    blocks: Annotated[int, _what("--blocks", help="Repeats, each with filler, key and value of its own.")] = 3,
-    probe_pos: Annotated[
-        str,
-        _what("--probe-pos", metavar="LIST", help="Of probes: 1 at the trial's end, 0 at its begin; several: all trials each."),
-    ] = "1",
-    restart: o.Restart = False,
+    restart: Restart = False,
 ) -> None:
     """Write trials of one needle and one probe at chosen distances, with controls, to measure a model on.
 
     Example: arrowbank in2 probes --length 16384 --filler val_0.bin --blocks 20 --out probes
     """
-    from arrowbank.in2.probes import ProbesConfig, build_probes
+    from arrowbank.in2.probes import build_probes
 
-    config = o.make(
-        ProbesConfig,
-        spans,
-        positions=_numbers("--positions", positions),
-        blocks=blocks,
-        probe_pos=_numbers("--probe-pos", probe_pos),
-    )
     manifest = build_probes(config, _fillers(filler, more), out, restart=restart, progress=progress_for(common.json))
-    finish(common.json, manifest, f"{out}: {manifest['rows']:,} trials of {config.length:,} tokens in {blocks} blocks.")
+    finish(common.json, manifest, f"{out}: {manifest['rows']:,} trials of {config.length:,} tokens in {config.blocks} blocks.")
 
 
-def _numbers(option: str, value: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in value.split(","))
-    except ValueError:
-        raise InputError(f"{option} {value!r}: expected numbers, as in {option} 0,0.5,1.") from None
-
-
-@spread
 def verify(
     folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Arms of the same options, and exports of them.")],
-    common: o.Common,
-    filler: Annotated[
-        list[str] | None, typer.Option("--filler", metavar="FILE", help="The sources, if they were moved; repeat it.")
-    ] = None,
-    unique_keys: Annotated[bool, typer.Option("--unique-keys", help="A key that is there once more is an error.")] = False,
+    common: Common,
+    filler: Annotated[list[str], Help("The sources, if they were moved; repeat it.", "FILE")] | None = None,
+    unique_keys: Annotated[bool, Help("A key that an example or its filler holds twice is an error.")] = False,
 ) -> None:
     """Prove arms: everything planted can be retrieved, everything else is filler, and arms differ in distance only.
 
@@ -164,32 +142,20 @@ def verify(
     show_checks(checks, common.json)
 
 
-@spread
 def score(
     folder: Annotated[str, typer.Argument(metavar="PROBES", help="A folder that `in2 probes` made.")],
-    model: Annotated[
-        list[str], typer.Option("--model", metavar="M", help="A causal model or checkpoint; repeat it to compare.")
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="For table, JSON and plot.")],
-    common: o.Common,
-    how: o.Running,
-    token_budget: Annotated[int, typer.Option("--token-budget", help="Tokens a forward pass.")] = 32768,
-    draws: Annotated[int, typer.Option("--draws", help="Bootstrap draws an interval is made of.")] = 2000,
-    confidence: Annotated[float, typer.Option("--confidence", help="What an interval holds.")] = 0.95,
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Leave out scores.svg.")] = False,
-    trust_remote_code: o.TrustRemoteCode = False,
-    restart: o.Restart = False,
+    config: ScoreConfig,
+    out: Annotated[str, Help("For table, JSON and plot.", "DIR")],
+    common: Common,
+    restart: Restart = False,
 ) -> None:
     """Measure how far models find a needle: NLL of the answer by distance, gaps to the controls, the reach, table and plot.
 
     Example: arrowbank in2 score probes --model runs/arm_b --model runs/arm_c --out scores
     """
-    from arrowbank.in2.score import ScoreConfig, score_lines
+    from arrowbank.in2.score import score_lines
     from arrowbank.in2.score import score_probes as run
-    from arrowbank.models import ModelConfig
 
-    models = tuple(o.make(ModelConfig, how, model=name, trust_remote_code=trust_remote_code) for name in model)
-    config = ScoreConfig(models=models, token_budget=token_budget, draws=draws, confidence=confidence, plot=not no_plot)
     found = run(config, folder, out, restart=restart, progress=progress_for(common.json))
     reach = {name: curve.reach for name, curve in found.curves.items()}
     finish(common.json, {"reach": reach, "folder": out}, "\n".join(score_lines(found)))

@@ -324,14 +324,18 @@ def runnable(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in shown}
     run.configs = configs  # type: ignore[attr-defined]
+    spellings = [(option.flag, option.hint) for option in options.values()]
+    spellings += [(_flag_of_typer(one), one.annotation) for one in typers]
     run.renamed = {  # type: ignore[attr-defined]
-        old: option.flag
-        for option in options.values()
-        for said in marks(option.hint)
-        if isinstance(said, Old)
-        for old in said.names
+        old: flag for flag, hint in spellings for said in marks(hint) if isinstance(said, Old) for old in said.names
     }
     return run
+
+
+def _flag_of_typer(parameter: inspect.Parameter) -> str:
+    said = [one for one in marks(parameter.annotation) if isinstance(one, OptionInfo)]
+    names = [str(name) for info in said for name in (info.default, *(info.param_decls or ()))]
+    return next((name for name in names if name.startswith("-")), "")
 
 
 def _part(parameter: inspect.Parameter) -> Part:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from arrowbank.cli import options as o
+from arrowbank.cli.parameters import Common
 from arrowbank.cli.show import fail_on, progress_for
 from arrowbank.cli.spread import spread
-from arrowbank.errors import InputError
-from arrowbank.settings import refuse_unread
+from arrowbank.settings import Count, Flag, Help, refuse_unread
 
 if TYPE_CHECKING:
+    from arrowbank import SearchConfig
     from arrowbank.features.audit import Audit
     from arrowbank.features.search import Searcher
 
@@ -25,44 +26,20 @@ PROMPT = "> "
 SHOWN_PAIRS = 3
 
 
-@spread
 def search(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A feature bank's folder.")],
-    common: o.Common,
     text: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Default: a line of input at a time.")] = None,
-    k: Annotated[int, typer.Option("-k", help="How many texts to show for each.")] = 10,
-    where: Annotated[str | None, typer.Option("--where", metavar="kind=KIND", help="Only texts of this kind.")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="Where the bank's model is now. Default: where it was.")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="M", help="Its tokenizer, if apart.")] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            "--encoder", metavar="MODULE:FACTORY", help="The encoder of a bank that was made with one: its code is run."
-        ),
-    ] = None,
-    faiss: Annotated[bool, typer.Option("--faiss", help="Keep the vectors in memory with faiss: for many questions.")] = False,
-    device: Annotated[str | None, typer.Option("--device", show_default="auto", help="auto, cpu, cuda, cuda:1 …")] = None,
-    gpu_memory_gb: Annotated[float | None, typer.Option("--gpu-memory-gb", help="A hard cap.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")] = False,
+    k: Annotated[Count, Flag("-k"), Help("How many texts to show for each.")] = 10,
+    *,
+    config: SearchConfig,
+    common: Common,
 ) -> None:
     """The bank's nearest texts to each TEXT, through the very model that the bank was made with. Without TEXT it asks for lines.
 
     Example: arrowbank search router/features -k 5 "Where does Ada live?"
     """
-    from arrowbank.features.search import SearchConfig, Searcher
+    from arrowbank.features.search import Searcher
 
-    config = SearchConfig(
-        model=model,
-        encoder=encoder,
-        tokenizer=tokenizer,
-        kind=kind_of(where),
-        faiss=faiss,
-        device=device,
-        gpu_memory_gb=gpu_memory_gb,
-        trust_remote_code=trust_remote_code,
-    )
     searcher = Searcher(bank, config)
     if text:
         _show(searcher, text, k, common.json)
@@ -151,16 +128,6 @@ def _show_audit(found: Audit) -> None:
         print("  ".join([*named, *(cell.rjust(width) for cell, width in zip(line[3:], widths[3:], strict=True))]))
     for pair in found.examples[:SHOWN_PAIRS]:
         print(f"\n{pair.cosine:.4f}  {pair.source}: {one_line(pair.text)}\n        {pair.against}: {one_line(pair.nearest)}")
-
-
-def kind_of(where: str | None) -> str | None:
-    """kind=KIND as the kind."""
-    if where is None:
-        return None
-    name, _, kind = where.partition("=")
-    if name != "kind" or not kind:
-        raise InputError(f"--where {where!r}: expected kind=KIND, as in --where kind=query.")
-    return kind
 
 
 def _lines() -> Iterator[str]:

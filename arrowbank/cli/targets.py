@@ -12,10 +12,10 @@ from arrowbank.cli.parameters import Common, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
-from arrowbank.settings import Help, refuse_unread
+from arrowbank.settings import Count, Help, Natural, Part
 
 if TYPE_CHECKING:
-    from arrowbank import ExportConfig
+    from arrowbank import ExportConfig, ModelConfig
 
 
 @spread
@@ -90,41 +90,33 @@ def export(
     finish(common.json, manifest, f"{out}: complete, as {config.format}.\nVerify it: arrowbank verify {shlex.quote(out)}")
 
 
-@spread
 def verify(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A target bank, or a DeepSpec cache.")],
-    how: o.Running,
-    common: o.Common,
+    common: Common,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="The target model: proves layers and norm by computing again.")
+        ModelConfig | None,
+        Part(
+            without=("pooling", "layer", "backbone"),
+            help={"model": Help("The target model: proves layers and norm by computing again.", "M")},
+        ),
     ] = None,
-    samples: Annotated[
-        int | None, typer.Option("--samples", show_default="4", help="How many samples the model computes again.")
-    ] = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    samples: Annotated[Natural, Help("How many samples the model computes again.", default="4")] | None = None,
 ) -> None:
     """Prove hidden states: bytes, ids, masks, values; with --model that they are of the layers and norm they are labelled with.
 
     Example: arrowbank targets verify targets --model Qwen/Qwen3-8B
     """
-    from arrowbank.models import ModelConfig
     from arrowbank.targets.verify import verify_targets
 
-    if model is None:
-        refuse_unread("no --model", how, ["dtype", "load_in_4bit", "device"], trust_remote_code=trust_remote_code)
-    config = o.make(ModelConfig, how, model=model, trust_remote_code=trust_remote_code) if model is not None else None
-    show_checks(verify_targets(folder, config, samples=samples, progress=progress_for(common.json)), common.json)
+    show_checks(verify_targets(folder, model, samples=samples, progress=progress_for(common.json)), common.json)
 
 
-@spread
 def vocab(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A target bank.")],
-    draft_vocab: Annotated[int, typer.Option("--draft-vocab", metavar="N", help="Tokens of the draft's vocabulary.")],
-    common: o.Common,
-    vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", help="The target's, where the bank does not say it.")
-    ] = None,
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Default: vocab-N.safetensors in the bank.")] = None,
+    draft_vocab: Annotated[Count, Help("Tokens of the draft's vocabulary.")],
+    common: Common,
+    vocab_size: Annotated[Count, Help("The target's, where the bank does not say it.")] | None = None,
+    out: Annotated[str, Help("Default: vocab-N.safetensors in the bank.", "FILE")] | None = None,
 ) -> None:
     """Map a draft's smaller vocabulary onto the target's: d2t and t2d, by how often tokens count in the loss.
 

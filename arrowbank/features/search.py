@@ -24,8 +24,9 @@ from arrowbank.features.nearest import MARGIN, Cosines, nearest, true_cosines, u
 from arrowbank.features.tokenize import TokenizeConfig, token_rows
 from arrowbank.features.vectors import encoded
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
+from arrowbank.models.config import Device, GpuMemory, TrustRemoteCode
 from arrowbank.models.describe import NF4
-from arrowbank.settings import Count, Flag, Place, Positive, Settings, checked, refuse_unread
+from arrowbank.settings import Count, Flag, Help, Place, Settings, checked, refuse_unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -39,27 +40,28 @@ SHOWN = 110  # characters of a text in a list
 REMEDY = "Give the model that the bank was made with (--model, --tokenizer or --encoder)."
 
 
+def kind_of(where: str) -> str:
+    """kind=KIND as the kind."""
+    name, _, kind = where.partition("=")
+    if name != "kind" or not kind:
+        raise InputError(f"--where {where!r}: expected kind=KIND, as in --where kind=query.")
+    return kind
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Settings):
-    """What to search with, where that no longer lies where the bank says, and among which rows.
+    """What to search with, where that is no longer where the bank says, and among which rows."""
 
-    model             the bank's model where it is now: a folder or hub id (default: where the bank says)
-    encoder           the encoder of a bank that was made with one, package.module:factory: code, so it is run only if it is named
-                      here, or the bank's with trust_remote_code
-    tokenizer         its tokenizer's other name (default: `model`, where that is given)
-    kind              only texts of this kind are found
-    faiss             keep a copy of the vectors in a faiss index: worth it for many single questions
-    device, gpu_memory_gb, trust_remote_code   as in ModelConfig
-    """
-
-    model: Place | None = None
-    encoder: str | None = None
-    tokenizer: Place | None = None
-    kind: Annotated[str, Flag("--where")] | None = None
-    faiss: bool = False
-    device: str | None = None
-    gpu_memory_gb: Positive | None = None
-    trust_remote_code: bool = False
+    model: Annotated[Place, Help("Where the bank's model is now. Default: where the bank says.", "M")] | None = None
+    tokenizer: Annotated[Place, Help("Its tokenizer, if apart.", "M")] | None = None
+    encoder: Annotated[str, Help("The encoder of a bank that was made with one: its code is run.", "MODULE:FACTORY")] | None = (
+        None
+    )
+    kind: Annotated[str, Flag("--where"), Help("Only texts of this kind.", "kind=KIND", read=kind_of)] | None = None
+    faiss: Annotated[bool, Help("Keep the vectors in memory with faiss: for many queries.")] = False
+    device: Device | None = None
+    gpu_memory_gb: GpuMemory | None = None
+    trust_remote_code: TrustRemoteCode = False
 
     def check(self) -> None:
         if self.model is not None and self.encoder is not None:

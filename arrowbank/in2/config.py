@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from arrowbank.errors import InputError
-from arrowbank.settings import Count, Flag, Natural, Place, Settings
+from arrowbank.settings import Count, Flag, Group, Help, Natural, Place, Settings
 
 ArmName = Literal["a", "b", "c"]
 DTYPES = {"uint16": 1 << 16, "uint32": 1 << 32}
@@ -30,6 +30,16 @@ SHARED = {
     "dtype": "--dtype",
     "fillers": "--filler",
 }
+
+
+PLANTED = Group("What is planted")
+Length = Annotated[Count, Help("Tokens of an example."), PLANTED]
+KeyLen = Annotated[Count, Help("Tokens of a key."), PLANTED]
+ValLen = Annotated[Count, Help("Tokens of a value."), PLANTED]
+Alphabet = Annotated[Count, Help("Keys and values consist of ids below it."), PLANTED]
+Vocab = Annotated[Count, Help("All ids are below it."), PLANTED]
+IdType = Annotated[Literal["uint16", "uint32"], Help("Integer type of the token ids on disk."), PLANTED]
+FillerTokenizer = Annotated[Place, Help("For a filler of texts.", "M"), PLANTED]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,24 @@ from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.errors import InputError
 from arrowbank.in2.build import filler_paths
-from arrowbank.in2.config import PAD_TAIL, check_vocab
+from arrowbank.in2.config import (
+    PAD_TAIL,
+    PLANTED,
+    Alphabet,
+    FillerTokenizer,
+    IdType,
+    KeyLen,
+    Length,
+    ValLen,
+    Vocab,
+    check_vocab,
+)
 from arrowbank.in2.draws import Stream, Words, base_seed, first_below
 from arrowbank.in2.fillers import Filler, open_fillers, unread_beside
 from arrowbank.in2.placement import FILLER, TRIES, KeyCounter
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import Count, Flag, Natural, Place, Settings, Share, checked
+from arrowbank.settings import Count, Flag, Help, Natural, Settings, Share, checked
 
 KIND = "in2-probes"
 METHOD = 1
@@ -44,19 +55,25 @@ NOWHERE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class ProbesConfig(Settings):
-    """Trials of `length` tokens. `positions` and `probe_pos` lie in [0, 1]; a probe_pos of 1 is as late as an answer may be."""
+    """Trials of one needle and one probe. `positions` and `probe_pos` are relative: 1 is as late as it goes."""
 
-    length: Count
-    positions: tuple[Share, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    blocks: Count = 3
-    probe_pos: tuple[Share, ...] = (1.0,)
-    key_len: Count = 4
-    val_len: Count = 8
-    alphabet: Count = 512
-    vocab: Count = 50304
-    seed: Natural = 0
-    dtype: Literal["uint16", "uint32"] = "uint16"
-    tokenizer: Place | None = None
+    length: Length
+    positions: Annotated[
+        tuple[Share, ...], Help("Of needles: 1 right before the probe, 0 as far as it goes.", example="0,0.5,1"), PLANTED
+    ] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    blocks: Annotated[Count, Help("Repeats, each with filler, key and value of its own."), PLANTED] = 3
+    probe_pos: Annotated[
+        tuple[Share, ...],
+        Help("Of probes: 1 at the trial's end, 0 at its begin; several: all trials each.", example="0.5,1"),
+        PLANTED,
+    ] = (1.0,)
+    key_len: KeyLen = 4
+    val_len: ValLen = 8
+    alphabet: Alphabet = 512
+    vocab: Vocab = 50304
+    seed: Annotated[Natural, Help("The same for all probes that are compared."), PLANTED] = 0
+    dtype: IdType = "uint16"
+    tokenizer: FillerTokenizer | None = None
     shard_tokens: Annotated[Count, Flag("")] = 1 << 23
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ from arrowbank.formats.folder import ExportFolder
 from arrowbank.in2.probes import ABSENT, KIND, NEEDLE, NULL
 from arrowbank.models import ModelConfig, ModelInfo, describe, local_model
 from arrowbank.progress import SILENT, Phase, Progress
-from arrowbank.settings import Count, Flag, Range, Settings, checked
+from arrowbank.settings import EXECUTION, Count, Help, Part, Range, Settings, checked
 
 Floats = npt.NDArray[np.float64]
 
@@ -207,13 +207,19 @@ GAPS = ("to_absent", "to_null", "first_to_absent", "first_to_null")
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Settings):
-    """The models, in the order of the table, and how intervals are made. `token_budget`: tokens of a forward pass."""
+    """The models, in the order of the table, and how intervals are made."""
 
-    models: tuple[ModelConfig, ...]
-    token_budget: Count = 32768
-    draws: Count = 2000
-    confidence: Annotated[float, Range(above=0, below=1)] = 0.95
-    plot: Annotated[bool, Flag("--no-plot")] = True
+    models: Annotated[
+        tuple[ModelConfig, ...],
+        Part(
+            without=("pooling", "layer", "backbone"),
+            help={"model": Help("A causal model or checkpoint; repeat it to compare.", "M")},
+        ),
+    ]
+    token_budget: Annotated[Count, Help("Tokens per forward pass."), EXECUTION] = 32768
+    draws: Annotated[Count, Help("Bootstrap draws per interval.")] = 2000
+    confidence: Annotated[float, Range(above=0, below=1), Help("Confidence level of the intervals.")] = 0.95
+    plot: Annotated[bool, Help("Leave out scores.svg.")] = True
 
     def check(self) -> None:
         names = [model.model for model in self.models]

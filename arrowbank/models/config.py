@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from arrowbank.errors import InputError
-from arrowbank.settings import Place, Positive, Settings, refuse_unread
+from arrowbank.settings import EXECUTION, Flag, Help, Place, Positive, Settings, refuse_unread
 
 Pooling = Literal["auto", "mean", "last", "cls", "max"]
 Backbone = Literal["inner", "outer"]
@@ -16,30 +16,33 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
+Device = Annotated[str, Help("auto (a GPU if there is one), cpu, cuda, cuda:1 …", default="auto"), EXECUTION]
+GpuMemory = Annotated[
+    Positive,
+    Help("A hard cap, in GiB, on this process's share of its GPU; weights that do not fit run from the CPU."),
+    EXECUTION,
+]
+TrustRemoteCode = Annotated[bool, Help("Run code that comes with the model; only for models whose code you have read.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
     """The model and how to run it. Raises InputError for a value that no model could take.
 
-    model               a local folder or a Hugging Face Hub id: the string as given
-    pooling             how T hidden states become one vector; "auto": what a sentence-transformers folder says, else the mean
-    layer               index into `hidden_states` as transformers counts: 0 the embeddings, -1 the last, after the final norm
-    backbone            "inner": the decoder or encoder alone; "outer": the whole model with its head
-    dtype               "auto": the checkpoint's own
-    load_in_4bit        quantise the linear layers to NF4 with bitsandbytes while loading
-    gpu_memory_gb       a hard cap, in GiB, on this process's share of its GPU; weights that do not fit stay on the CPU
-    device              "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N"
-    trust_remote_code   run Python code that lies beside the weights; only for models whose code you have read
+    `layer` counts `hidden_states` as transformers does. `backbone` "inner" is the decoder or encoder alone.
     """
 
-    model: Place
-    pooling: Pooling = "auto"
-    layer: int = -1
-    backbone: Backbone = "inner"
-    dtype: Dtype = "auto"
-    load_in_4bit: bool = False
-    gpu_memory_gb: Positive | None = None
-    device: str = "auto"
-    trust_remote_code: bool = False
+    model: Annotated[Place, Help("A folder or hub name; safetensors only.", "M")]
+    pooling: Annotated[Pooling, Help("auto: what a sentence-transformers folder says, else mean.")] = "auto"
+    layer: Annotated[int, Help("Hidden state that is pooled: 0 the embeddings, -1 the last, after the final norm.")] = -1
+    backbone: Annotated[Backbone, Help("Without or with the LM head.")] = "inner"
+    dtype: Annotated[Dtype, Help("The model's type while it runs; auto: the checkpoint's own.")] = "auto"
+    load_in_4bit: Annotated[
+        bool, Flag("--load-in-4bit"), Help("Quantize the linear layers to bitsandbytes NF4 while loading.")
+    ] = False
+    gpu_memory_gb: GpuMemory | None = None
+    device: Device = "auto"
+    trust_remote_code: TrustRemoteCode = False
 
     def check(self) -> None:
         if not self.model:

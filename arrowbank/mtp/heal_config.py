@@ -8,7 +8,22 @@ from typing import Annotated, Any, Literal
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig
 from arrowbank.mtp.checkpoint import Codec
-from arrowbank.settings import Count, Flag, Natural, Place, Positive, Range, Settings, Share, given, refuse_unread
+from arrowbank.settings import (
+    Count,
+    Flag,
+    Group,
+    Help,
+    Natural,
+    Old,
+    Part,
+    Place,
+    Positive,
+    Range,
+    Settings,
+    Share,
+    given,
+    refuse_unread,
+)
 
 METHOD = 1  # raise it when the same data and options would train to other weights
 
@@ -27,42 +42,66 @@ class TrainingRules(Settings):
 TRAINING = tuple(TrainingRules.__dataclass_fields__)
 
 
+TRAIN, WRITE = Group("Training options"), Group("Output options")
+Side = Literal["post", "pre"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class HealConfig(Settings):
-    """How the draft of `model` is trained, measured and written. With `epochs=0`, what only a training reads is refused.
+    """How the draft of `model` is trained, measured and written. With `epochs=0`, options that only training reads are refused.
 
-    chain        steps that are trained and counted
-    stride       0: every row is a chain; n ≥ chain: rounds as a server runs them, one every n rows
-    refresh      steps between two computations of what later chain steps are fed (None: 150)
-    epochs       passes over all jobs (a batch of windows at a chain step); 0 only measures
-    lr, batch    the largest learning rate (None: 2e-5); windows a step
-    eval_every, patience   steps between two measurements (None: 25); how many without a better one end the training (None: 6)
-    hard         share of the teacher's mass that is moved to its first choice (None: 0)
-    last_hidden_norm, recycle   which side of the norms the draft is fed; None: the checkpoint's, or its family's
-    train_projection  train eh_proj as well
-    init         begin with the trunk's last block; draft_from: with the draft of another checkpoint
-    codec, also  how the draft is stored in `out`, and in further copies: (codec, folder) each
-    in_order     also count rounds one after another
+    `also` lists further copies, each with its codec: (codec, folder).
     """
 
-    model: ModelConfig
-    chain: Count = 3
-    stride: Natural = 0
-    refresh: Count | None = None
-    epochs: Annotated[float, Range(least=0)] = 1.0
-    lr: Positive | None = None
-    batch: Count = 2
-    eval_every: Count | None = None
-    patience: Count | None = None
-    hard: Share | None = None
-    last_hidden_norm: Literal["post", "pre"] | None = None
-    recycle: Literal["post", "pre"] | None = None
-    train_projection: Annotated[bool, Flag("--train-proj")] = False
-    init: bool = False
-    draft_from: Place | None = None
-    codec: Codec = "keep"
-    also: tuple[tuple[Codec, Place], ...] = ()
-    in_order: bool = False
+    model: Annotated[
+        ModelConfig,
+        Part(
+            without=("pooling", "layer", "backbone", "load_in_4bit", "gpu_memory_gb"),
+            help={"model": Help("The checkpoint: the trunk, and the draft to be healed.", "M")},
+        ),
+    ]
+    chain: Annotated[Count, Help("Chain steps that are trained and counted."), TRAIN] = 3
+    stride: Annotated[
+        Natural, Help("0: every row is a chain. N >= chain: rounds as a server runs them, one every N rows."), TRAIN
+    ] = 0
+    refresh: (
+        Annotated[Count, Help("Steps between two computations of what later chain steps are fed.", default="150"), TRAIN] | None
+    ) = None
+    epochs: Annotated[
+        float, Range(least=0), Help("Passes over all jobs (a batch of windows at a chain step); 0 only measures."), TRAIN
+    ] = 1.0
+    lr: Annotated[Positive, Help("The largest learning rate.", default="2e-05"), TRAIN] | None = None
+    batch: Annotated[Count, Help("Windows per step."), TRAIN] = 2
+    eval_every: Annotated[Count, Help("Steps between two measurements.", default="25"), TRAIN] | None = None
+    patience: Annotated[Count, Help("Measurements without a better one that end the training.", default="6"), TRAIN] | None = (
+        None
+    )
+    hard: Annotated[Share, Help("Share of the mass moved to the trunk's first choice.", default="0"), TRAIN] | None = None
+    last_hidden_norm: (
+        Annotated[
+            Side,
+            Help("Trunk states that the draft is fed. Default: the checkpoint's, or its family's."),
+            Old("--hidden"),
+            TRAIN,
+        ]
+        | None
+    ) = None
+    recycle: (
+        Annotated[
+            Side, Help("Own states that the draft is fed at later steps. Default: the checkpoint's, or its family's."), TRAIN
+        ]
+        | None
+    ) = None
+    train_projection: Annotated[bool, Flag("--train-proj"), Help("Train eh_proj as well."), TRAIN] = False
+    init: Annotated[bool, Help("Begin with the trunk's last block (a model without a draft)."), TRAIN] = False
+    draft_from: Annotated[Place, Help("Begin with the draft of this checkpoint.", "M"), TRAIN] | None = None
+    codec: Annotated[Codec, Help("How the draft is stored; keep: as the source has it."), WRITE] = "keep"
+    also: Annotated[
+        tuple[tuple[Codec, Place], ...],
+        Help("Another copy, with this codec; repeat it.", "CODEC=DIR", example="nf4=healed_nf4"),
+        WRITE,
+    ] = ()
+    in_order: Annotated[bool, Help("Also count rounds one after another."), TRAIN] = False
 
     def check(self) -> None:
         if self.stride and self.stride < self.chain:
