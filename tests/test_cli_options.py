@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arrowbank import (
+    ExportConfig,
+    HealConfig,
+    ModelConfig,
+    ProbesConfig,
+    PushConfig,
+    ReportConfig,
+    ScoreConfig,
+    SearchConfig,
+    SelectConfig,
+)
 from arrowbank.cli import app, main
-from arrowbank.cli.parameters import Option, options_of
+from arrowbank.cli.parameters import Common, Option, options_of
 from arrowbank.errors import InputError
 from arrowbank.settings import Help, Range, core_of, mark, marks
 from tests.test_cli import every_verb
@@ -128,3 +141,103 @@ def test_any_text_is_read_or_refused_by_name(text: str) -> None:
         except InputError as error:
             said = str(error)
         assert said == "" or said.startswith(f"--some {text!r}: expected ")
+
+
+# a config of the command line is that of Python
+
+MODEL = ModelConfig(model="m")
+MADE: dict[str, Any] = {  # a verb with the least that it needs, and the config that these words mean
+    "heal --trunk t --out o --model m": HealConfig(model=MODEL),
+    "in2 probes --out o --length 4000": ProbesConfig(length=4000),
+    "in2 score p --out o --model m": ScoreConfig(models=(MODEL,)),
+    "export b --out o --to deepspec": ExportConfig(format="deepspec"),
+    "push b r": PushConfig(),
+    "report b --out o": ReportConfig(),
+    "search b q": SearchConfig(),
+    "select b --out o --limit 3": SelectConfig(limit=3),
+}
+
+
+def parsed(words: list[str]) -> Any:
+    """The config that a command line makes."""
+    found: Any = app
+    while hasattr(found, "commands"):
+        found, words = found.commands[words[0]], words[1:]
+    context = found.make_context("", list(words))
+    [name] = [name for name, kind in found.callback.configs.items() if kind is not Common]
+    return found.callback.arguments(**{key: value for key, value in context.params.items() if key != "help"})[name]
+
+
+def put(config: Any, name: str, value: Any) -> Any:
+    """The config with another value of a field, its own or of a config inside it."""
+    if isinstance(config, tuple):
+        return tuple(put(one, name, value) for one in config)
+    if not dataclasses.is_dataclass(config):
+        return config
+    names = {field.name for field in dataclasses.fields(config)}
+    if name in names:
+        return dataclasses.replace(config, **{name: value})  # type: ignore[type-var]
+    return dataclasses.replace(config, **{one: put(getattr(config, one), name, value) for one in names})  # type: ignore[type-var]
+
+
+WORDS = st.from_regex(r"[a-z][a-z0-9]{0,6}", fullmatch=True)
+
+
+def drawn(draw: st.DrawFn, hint: Any) -> Any:
+    """A value that a field takes."""
+    kind = core_of(hint)
+    [bound, *_] = [*(one for one in marks(hint) if isinstance(one, Range)), Range()]
+    if get_origin(kind) is Literal:
+        return draw(st.sampled_from(get_args(kind)))
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,):
+        return tuple(drawn(draw, get_args(kind)[0]) for _ in range(draw(st.integers(1, 3))))
+    if get_origin(kind) is tuple:
+        return tuple(drawn(draw, arg) for arg in get_args(kind))
+    if kind is int:
+        least = -5 if bound.least is None else int(bound.least)
+        return draw(st.integers(least, least + 50 if bound.most is None else int(bound.most)))
+    if kind is float:
+        return draw(st.sampled_from([0.25, 0.5, 0.75]))
+    return draw(st.booleans() if kind is bool else WORDS)
+
+
+def written(option: Option, value: Any) -> list[str]:
+    """A value as words of a command line."""
+    kind = core_of(option.hint)
+    if kind is bool:
+        return [option.flag] if value is not option.default else []
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,):
+        if core_of(get_args(kind)[0]) in (int, float):
+            return [f"{option.flag}={','.join(map(str, value))}"]
+        return [f"{option.flag}={'='.join(one) if isinstance(one, tuple) else one}" for one in value]
+    if isinstance(value, tuple):
+        return [f"{option.flag}={(':' if option.name == 'rows' else '/').join(map(str, value))}"]
+    return [f"{option.flag}={value}"]
+
+
+@pytest.mark.parametrize("line", MADE)
+@given(st.data())
+def test_a_config_of_the_command_line_is_that_of_python(line: str, data: st.DataObject) -> None:
+    expected = MADE[line]
+    assert parsed(line.split()) == expected
+    known = {name: option for name, option in options_of(type(expected)).items() if option.help.read is None}
+    names = data.draw(st.lists(st.sampled_from(sorted(known)), unique=True, max_size=4))
+    words = line.split()
+    values = {}
+    for name in names:
+        option = known[name]
+        if option.flag in words:
+            continue
+        values[name] = data.draw(st.composite(drawn)(option.hint))
+        words += written(option, values[name])
+    refused = False
+    try:
+        for name, value in values.items():
+            expected = put(expected, name, value)
+    except InputError:
+        refused = True
+    if refused:
+        with suppress(InputError):  # one after another is refused sooner than all at once
+            parsed(words)
+    else:
+        assert parsed(words) == expected

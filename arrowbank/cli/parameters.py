@@ -289,11 +289,12 @@ def runnable(function: Callable[..., None]) -> Callable[..., None]:
             optional = made_later and option.default is MISSING
             options.setdefault(option.name, replace(option, default=None) if optional else option)
 
-    def run(**given: Any) -> None:
+    def arguments(**given: Any) -> dict[str, Any]:
+        """What the function is called with."""
         values = {
             name: options[name].read(value)
             for name, value in given.items()
-            if name in options and value is not None and value is not False and value != []
+            if name in options and value is not None and value is not False and value not in ([], ())
         }
         called = {one.name: given[one.name] for one in typers}
         for name, group in groups.items():
@@ -314,7 +315,10 @@ def runnable(function: Callable[..., None]) -> Callable[..., None]:
                 called[name], took = make(kind, mine, part)
                 taken |= took
         _refuse_lost([name for name in values if name not in taken], configs.values())
-        function(**called)
+        return called
+
+    def run(**given: Any) -> None:
+        function(**arguments(**given))
 
     for one in typers:
         _complete(one)
@@ -323,6 +327,7 @@ def runnable(function: Callable[..., None]) -> Callable[..., None]:
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in shown}
+    run.arguments = arguments  # type: ignore[attr-defined]
     run.configs = configs  # type: ignore[attr-defined]
     spellings = [(option.flag, option.hint) for option in options.values()]
     spellings += [(_flag_of_typer(one), one.annotation) for one in typers]
