@@ -194,9 +194,13 @@ def test_a_torn_archive_is_refused(tmp_path: Path, name: str, data: bytes) -> No
 
 
 def test_sources_that_are_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
-    write(tmp_path / "notes.txt", b"hello")
+    write(tmp_path / "notes.rst", b"hello")
     (tmp_path / "empty").mkdir()
-    for path, words in (("absent.jsonl", "no such file"), ("notes.txt", "not a kind of file"), ("empty", "no episode files")):
+    for path, words in (
+        ("absent.jsonl", "no such file"),
+        ("notes.rst", "not a known kind of file"),
+        ("empty", "no files of records"),
+    ):
         with pytest.raises(InputError, match=words):
             scan(ScanConfig(sources=(("train", str(tmp_path / path)),)), tmp_path / "out")
     assert not (tmp_path / "out").exists()

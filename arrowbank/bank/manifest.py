@@ -96,7 +96,7 @@ def plan_digest(kind: str, recipe: Mapping[str, Any]) -> str:
 
 def short_json(value: object, most: int = 60) -> str:
     """A JSON value for a message: in ASCII, and cut where it is long."""
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= most else text[: most - 3] + "…"
 
 

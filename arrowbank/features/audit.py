@@ -157,12 +157,8 @@ class AuditConfig(Settings):
 
 def inputs_of(config: AuditConfig, bank: str | Path, other: str | Path | None) -> list[Named]:
     """What an audit reads, source files one by one."""
-    files = (
-        [(source.name, file.path) for source in find_sources(config.scan.sources) for file in source.files]
-        if config.scan
-        else []
-    )
-    return [("BANK", bank), ("OTHER", other), *((f"--source {name}=", path) for name, path in files)]
+    sources = find_sources(config.scan.sources) if config.scan else []
+    return [("BANK", bank), ("OTHER", other), *(place for source in sources for place in source.places)]
 
 
 @explains("bank", "read")

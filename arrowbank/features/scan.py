@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,17 +33,18 @@ from arrowbank.errors import CorruptBank, InputError
 from arrowbank.features.key_table import WORDS, KeyTable
 from arrowbank.features.scan_pool import Extracted, Workers
 from arrowbank.inputs.bad_lines import BadLine
-from arrowbank.inputs.extract import SHA1_BYTES, Counts, Extract, Rules, Span
+from arrowbank.inputs.extract import SHA1_BYTES, Counts, Extract, Rules, extract_of
 from arrowbank.inputs.fields import parse_path
-from arrowbank.inputs.lines import MAX_LINE_BYTES
-from arrowbank.inputs.sources import Print, Source, SourceFile, check_unchanged, find_sources, fingerprint, line_blocks, size_of
+from arrowbank.inputs.formats import PLAIN, TEXT, Reading
+from arrowbank.inputs.lines import MAX_LINE_BYTES, Span
+from arrowbank.inputs.sources import Print, Source, SourceFile, check_unchanged, find_sources, fingerprint, read_blocks, size_of
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
 
 DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
+Prints = Mapping[Any, Print]  # by the path
 METHOD = 1  # raise it when the same recipe would give other rows
 
-BLOCK_BYTES = 1 << 20
 SMALL_BYTES = 1 << 25  # less than this is done before a process is up
 MOST_WORKERS = 2  # they make about as many texts as this process can merge; each takes some 20 MB
 EXPANSION = 6  # of compressed text, roughly
@@ -119,7 +120,7 @@ def scan(
 
     Raises InputError (a source or line that is not usable), PlanMismatch, BankLocked, DiskFull, CorruptBank (`onto`), WorkerDied.
     """
-    sources = _sources(config, progress)
+    config, sources = find_texts(config, progress)
     require_separate([("--out", out)], inputs_of(config))
     old = _old_bank(config.onto)
     files = [file for source in sources for file in source.files]
@@ -141,14 +142,24 @@ def scan(
 # before the first line
 
 
-def _sources(config: ScanConfig, progress: Progress) -> list[Source]:
-    """The sources; InputError for an option that nothing in them needs. What lies in their folders and is not read is named."""
+def find_texts(config: ScanConfig, progress: Progress = SILENT) -> tuple[ScanConfig, list[Source]]:
+    """The sources, and `config` with its fields. InputError for an option that nothing in them needs. What lies in their folders and is
+    not read is named."""
     sources = find_sources(config.sources)
-    if all(file.is_table for source in sources for file in source.files):
+    files = [file for source in sources for file in source.files]
+    if all(file.is_table for file in files):
         refuse_unread("tables (.parquet, .arrow), which have no lines", config, ["on_bad_line", "max_line_bytes"])
+    plain = [file for file in files if file.format is PLAIN]
+    if plain and config.fields is None:
+        if len(plain) < len(files):
+            raise InputError(
+                f"{plain[0].path}: a text file, whose lines have the one field {TEXT}, beside files of other fields. Name all fields, as "
+                f"in --field query=query --field {TEXT}={TEXT}."
+            )
+        config = replace(config, fields=((TEXT, TEXT),))
     for source in sources:
         tell_unread(progress, source.path, files=source.beside)
-    return sources
+    return config, sources
 
 
 def _worker_count(files: Sequence[SourceFile]) -> int:
@@ -160,7 +171,7 @@ def _worker_count(files: Sequence[SourceFile]) -> int:
 
 def inputs_of(config: ScanConfig) -> list[Named]:
     """What a scan reads."""
-    return [*((f"--source {name}=", path) for name, path in config.sources), ("--onto", config.onto)]
+    return [*(place for source in find_sources(config.sources) for place in source.places), ("--onto", config.onto)]
 
 
 def _old_bank(onto: str | None) -> Bank | None:
@@ -172,14 +183,15 @@ def _old_bank(onto: str | None) -> Bank | None:
     return old
 
 
-def _source_entries(sources: Sequence[Source], prints: Mapping[Path, Print]) -> list[dict[str, Any]]:
+def _source_entries(sources: Sequence[Source], prints: Prints) -> list[dict[str, Any]]:
     """What the manifest says about each source. A path is no part of it: the same bytes elsewhere are the same source."""
     entries = []
     for source in sources:
         found = [prints[file.path] for file in source.files]
         sha256 = joint_sha256([one.sha256 for one in found])
         size = sum(one.bytes for one in found)
-        entries.append({"name": source.name, "file": source.path.resolve().name, "bytes": size, "sha256": sha256})
+        path = source.path.resolve() if isinstance(source.path, Path) else source.path
+        entries.append({"name": source.name, "file": path.name, "bytes": size, "sha256": sha256})
     return entries
 
 
@@ -271,7 +283,7 @@ def _read(
     rows: _Rows,
     rules: Rules,
     sources: Sequence[Source],
-    prints: Mapping[Path, Print],
+    prints: Prints,
     progress: Progress,
 ) -> None:
     """Everything there is into `rows`. Raises InputError at the first line or row that is not usable."""
@@ -286,15 +298,13 @@ def _read(
         rows.shards.finish()
 
 
-def _extracts(
-    crew: Workers, rules: Rules, sources: Sequence[Source], prints: Mapping[Path, Print]
-) -> Iterator[tuple[_Origin, Extracted]]:
+def _extracts(crew: Workers, rules: Rules, sources: Sequence[Source], prints: Prints) -> Iterator[tuple[_Origin, Extracted]]:
     """What is in each block, in order. Raises InputError at the first line or row that is not usable."""
     lines: Counter[int] = Counter()  # before the block, by file
     for origin, extracted in crew.map(_blocks(sources, prints, rules)):
         extract = extracted.extract
         if extract.error:
-            raise InputError(_complaint(origin.file, extract.error, lines[origin.number]))
+            raise origin.file.complaint(extract.error, lines[origin.number])
         lines[origin.number] += extract.lines
         yield origin, extracted
 
@@ -310,7 +320,7 @@ class KeyBlock:
 
 def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progress = SILENT) -> Iterator[KeyBlock]:
     """The key and kind of every text that `scan` would meet, in order, and nothing written. Raises what `scan` raises for sources."""
-    sources = _sources(config, progress)
+    config, sources = find_texts(config, progress)
     files = [file for source in sources for file in source.files]
     with Workers(config.rules, _worker_count(files) if workers is None else workers) as crew:
         prints = fingerprint(files, progress)
@@ -324,29 +334,23 @@ def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progr
         check_unchanged(prints)
 
 
-def _blocks(
-    sources: Sequence[Source], prints: Mapping[Path, Print], rules: Rules
-) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
+def _blocks(sources: Sequence[Source], prints: Prints, rules: Rules) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
+    paths = [parse_path(path) for _, path in rules.fields]
+    columns = list(dict.fromkeys(str(path[0]) for path in paths))
+    reading = Reading(max_line_bytes=rules.max_line_bytes, nested=frozenset(str(path[0]) for path in paths if len(path) > 1))
     number = 0
     for source in sources:
         for file in source.files:
-            for block, size in _blocks_of(file, prints[file.path], rules):
-                yield _Origin(source.name, number, file, size), block
+            for block, size in read_blocks(file, reading, prints[file.path], columns, spans=True):
+                if isinstance(block, BadLine):
+                    yield _Origin(source.name, number, file, size), extract_of(block, rules)
+                elif isinstance(block, bytes | Span):
+                    yield _Origin(source.name, number, file, size), block
+                else:
+                    from arrowbank.inputs.tables import extract_rows
+
+                    yield _Origin(source.name, number, file, size), extract_rows(block.batch, rules)
             number += 1
-
-
-def _blocks_of(file: SourceFile, known: Print, rules: Rules) -> Iterator[tuple[bytes | Span | Extract, int]]:
-    if not file.is_table:
-        return line_blocks(file, known, BLOCK_BYTES, rules.max_line_bytes)
-    from arrowbank.inputs.tables import table_blocks  # pyarrow's Parquet and compute parts: 15 MB that lines need not pay
-
-    return table_blocks(file, known, rules, BLOCK_BYTES)
-
-
-def _complaint(file: SourceFile, error: BadLine, lines: int) -> str:
-    place = f", {'row' if file.is_table else 'line'} {lines + error.line}" if error.line else ""
-    column = f", column {error.column}" if error.column else ""
-    return f"{file.path}{place}{column}: {error.what}. {error.remedy}"
 
 
 # after the last line
@@ -356,7 +360,7 @@ def _manifest_fields(
     config: ScanConfig,
     rows: _Rows,
     sources: Sequence[Source],
-    prints: Mapping[Path, Print],
+    prints: Prints,
     entries: list[dict[str, Any]],
     old: Bank | None,
 ) -> dict[str, Any]:

@@ -30,7 +30,8 @@ import msgspec
 import arrowbank
 from arrowbank.errors import WorkerDied
 from arrowbank.features.scan_worker import ask_block, ask_texts, receive, send, unpack
-from arrowbank.inputs.extract import Buffer, Extract, Extractor, Rules, Span, picked
+from arrowbank.inputs.extract import Buffer, Extract, Extractor, Rules, picked
+from arrowbank.inputs.lines import Span
 
 PR_SET_PDEATHSIG = 1
 LOCK_PATIENCE_S = 3.0  # a live worker lets go of the queue at once when the pool closes

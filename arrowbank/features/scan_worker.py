@@ -17,7 +17,8 @@ from contextlib import suppress
 import msgspec
 
 from arrowbank.inputs.bad_lines import BadLine
-from arrowbank.inputs.extract import Buffer, Counts, Extract, Extractor, Rules, Span, picked
+from arrowbank.inputs.extract import Buffer, Counts, Extract, Extractor, Rules, picked
+from arrowbank.inputs.lines import Span
 
 NUMBER_BYTES = 8
 

@@ -38,8 +38,13 @@ def not_utf8(line: int, path: FieldPath) -> BadLine:
 
 def line_too_long(line: int, max_line_bytes: int) -> BadLine:
     """What is said about a line that is not read at all."""
-    remedy = "Write one episode per line, or raise --max-line-bytes."
+    remedy = "Write one record per line, or raise --max-line-bytes."
     return BadLine(line, f"longer than {max_line_bytes:,} bytes", remedy=remedy, skippable=False)
+
+
+def no_text(line: int, data: bytes, error: UnicodeDecodeError) -> BadLine:
+    """What is said about a line that has a byte that is not UTF-8."""
+    return BadLine(line, f"not UTF-8 (byte 0x{data[error.start]:02x})", error.start + 1)
 
 
 def unreadable(error: OSError) -> BadLine:
@@ -48,35 +53,46 @@ def unreadable(error: OSError) -> BadLine:
     return BadLine(0, f"cannot be read any more ({error.strerror})", remedy=remedy, skippable=False)
 
 
-def parse_line(line: bytes, number: int) -> dict[str, Any] | None:
-    """The object on a line, None for a blank one. Raises BadLine. Every number in it is 0, those included that JSON does not have
-    and Python writes: NaN, Infinity, -Infinity."""
+def parse_line(line: bytes, number: int, *, numbers: bool = False) -> dict[str, Any] | None:
+    """The object on a line, None for a blank one. Raises BadLine. Without `numbers` every number in it is 0. Those are read as well
+    that JSON does not have and Python writes: NaN, Infinity, -Infinity."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        raise BadLine(number, f"not UTF-8 (byte 0x{line[error.start]:02x})", error.start + 1) from None
+        raise no_text(number, line, error) from None
     if not text.strip():
         return None
     try:
-        value = _DECODER.decode(text)
+        value = decode_json(text) if numbers else WITHOUT_NUMBERS.decode(text)
     except json.JSONDecodeError as error:
         raise BadLine(number, f"not JSON ({error.msg})", error.colno) from None
     except RecursionError:
-        raise BadLine(number, "nested too deeply to be read", _deepest_column(text)) from None
+        raise BadLine(number, "nested too deeply to be read", deepest_column(text)) from None
     if not isinstance(value, dict):
-        raise BadLine(number, f"{_name(value)}, where an object (an episode) should be", 1)
+        raise BadLine(number, f"{_name(value)}, where an object (a record) should be", 1)
     return value
 
 
-def _number(_digits: str) -> int:
+def decode_json(text: str) -> Any:
+    """The value of a JSON text. A whole number of more digits than Python converts becomes an infinity, which no reader takes."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return _WITH_HUGE_NUMBERS.decode(text)
+
+
+def _zero(_digits: str) -> int:
     """Numbers are never texts: their value, which may be too long for Python to convert, does not matter."""
     return 0
 
 
-_DECODER = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=_number)
+WITHOUT_NUMBERS = json.JSONDecoder(parse_int=_zero, parse_float=_zero, parse_constant=_zero)
+_WITH_HUGE_NUMBERS = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4000 else float("inf"))
 
 
-def _deepest_column(text: str) -> int:
+def deepest_column(text: str) -> int:
     """Where the line first is at its deepest."""
     depth = deepest = column = 0
     for match in _TOKENS.finditer(text):

@@ -10,12 +10,10 @@ block. Imports stay few, because every worker process pays for them."""
 
 from __future__ import annotations
 
-import errno
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
-from io import FileIO
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -24,7 +22,7 @@ import msgspec
 
 from arrowbank.inputs.bad_lines import BadLine, line_too_long, not_a_text, parse_line, unreadable
 from arrowbank.inputs.fields import EACH, FieldPath, Step, parse_path
-from arrowbank.inputs.lines import MAX_LINE_BYTES
+from arrowbank.inputs.lines import MAX_LINE_BYTES, Span
 
 SHA1_BYTES = 20
 PIECE_BYTES = 1 << 17
@@ -44,26 +42,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     def kinds(self) -> list[str]:
         """The kinds in order; a text's kind is stored as its place in this list."""
         return list(dict.fromkeys(kind for kind, _ in self.fields))
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A block as a place in a file: bytes start … stop − 1."""
-
-    path: str
-    start: int
-    stop: int
-
-    def read(self) -> bytes:
-        """The bytes. OSError for a file that is gone or has fewer."""
-        with FileIO(self.path) as file:
-            file.seek(self.start)
-            data = file.read(self.stop - self.start)
-            while len(data) < self.stop - self.start:  # a read may give less than asked
-                more = file.read(self.stop - self.start - len(data))
-                if not more:
-                    raise OSError(errno.EIO, "it has become shorter")
-                data += more
-        return data
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -143,9 +121,13 @@ class Found:
         )
 
 
-def ends_with(error: BadLine) -> Extract:
-    """An extract of no lines, and the error that ends the scan behind them."""
-    return Found().extract(0, error)
+def extract_of(bad: BadLine, rules: Rules) -> Extract:
+    """The extract of a line that its format's reader refused: counted where such lines are skipped, else the scan's end."""
+    found = Found()
+    if not (bad.skippable and rules.skip_bad_lines):
+        return found.extract(0, bad)
+    found.counts.bad_lines += 1
+    return found.extract(bad.line)
 
 
 class Extractor:
@@ -183,7 +165,7 @@ class Extractor:
         if not lines[-1]:
             lines.pop()
         if len(data) > self.rules.max_line_bytes:
-            long = next((at for at, line in enumerate(lines) if len(line) > self.rules.max_line_bytes), None)
+            long = next((at for at, line in enumerate(lines) if len(line.rstrip(b"\r")) > self.rules.max_line_bytes), None)
             if long is not None:
                 return line_too_long(before + long + 1, self.rules.max_line_bytes)
         decode = self._decode if is_utf8(data) else None

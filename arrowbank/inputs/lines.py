@@ -5,17 +5,22 @@ longer than the limit is an error with file and line number before it is in memo
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from arrowbank.errors import InputError
+import msgspec
+
+from arrowbank.inputs.bad_lines import BadLine, line_too_long
 
 MAX_LINE_BYTES = 1 << 28
 COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
+STEP_BYTES = 1 << 14  # of a long line, as its end is looked for
 PIECE_BYTES = 1 << 12  # compressed bytes at a time: what comes out of a piece is all in memory, up to 32,768 times as much
 
 
@@ -23,35 +28,82 @@ class DamagedData(Exception):
     """Compressed data that are not what they should be."""
 
 
-def too_long(max_line_bytes: int) -> str:
-    """What is wrong with a line that is longer than the limit, and what to do: the end of a message that begins with the place."""
-    return f"longer than {max_line_bytes:,} bytes (--max-line-bytes). Write one sample per line, or raise --max-line-bytes"
+def line_blocks(stream: io.BufferedReader, size: int, max_line_bytes: int) -> Iterator[bytes | BadLine]:
+    """Whole lines, about `size` bytes at a time, without a BOM ahead of the first.
 
-
-def numbered_lines(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line without its end) of the lines of a file, plain, .gz or .zst by its name, without a BOM ahead of the first.
-
-    Raises InputError for a file that cannot be read to its end, and for a line longer than `max_line_bytes`.
+    A line that is longer than `max_line_bytes` and than a block ends them with an error in line 1 of the rest; whoever reads a block
+    checks the shorter ones.
     """
-    try:
-        with path.open("rb", buffering=0) as raw, _buffered(path, raw) as stream:
-            number, most = 0, max_line_bytes + len(BOM + b"\r\n")
-            while line := stream.readline(most):
-                number += 1
-                bare = (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
-                if len(bare) > max_line_bytes or (len(line) == most and not line.endswith(b"\n")):
-                    raise InputError(f"{path}, line {number}: {too_long(max_line_bytes)}.")
-                yield number, bare
-    except (EOFError, DamagedData, OSError) as error:
-        why = str(error) or "the compressed data end in the middle"
-        raise InputError(f"{path}: cannot be read to its end ({why}). Copy or make the file again.") from error
+    first = True
+    while block := stream.read(size):
+        rest = stream.readline(max_line_bytes + 2)
+        long = len(rest.rstrip(b"\r\n")) > max_line_bytes
+        block = block[: block.rfind(b"\n") + 1] if long else block + rest
+        if block:
+            yield block.removeprefix(BOM) if first else block
+        if long:
+            yield line_too_long(1, max_line_bytes)
+            return
+        first = False
 
 
-def _buffered(path: Path, raw: io.FileIO) -> io.BufferedReader:
-    return io.BufferedReader(unpacked(raw, path.suffix) if path.suffix in COMPRESSIONS else raw)
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A block as a place in a file: bytes start … stop − 1."""
+
+    path: str
+    start: int
+    stop: int
+
+    def read(self) -> bytes:
+        """The bytes. OSError for a file that is gone or has fewer."""
+        with io.FileIO(self.path) as file:
+            file.seek(self.start)
+            data = file.read(self.stop - self.start)
+            while len(data) < self.stop - self.start:  # a read may give less than asked
+                more = file.read(self.stop - self.start - len(data))
+                if not more:
+                    raise OSError(errno.EIO, "it has become shorter")
+                data += more
+        return data
 
 
-def unpacked(raw: io.FileIO, compression: str) -> io.RawIOBase:
+def line_spans(path: Path, raw: io.FileIO, size: int, max_line_bytes: int) -> Iterator[Span | BadLine]:
+    """As `line_blocks`, but only the places of the blocks in a file of this machine, for workers to read."""
+    name, end = str(path.absolute()), raw.seek(0, os.SEEK_END)
+    raw.seek(0)
+    start = len(BOM) if raw.read(len(BOM)) == BOM else 0
+    while start < end:
+        stop = _line_end(raw, start + size, end, max_line_bytes)
+        if stop is None:  # the line that the block should end with
+            begin = _line_begin(raw, start, start + size)
+            if begin > start:
+                yield Span(path=name, start=start, stop=begin)
+            yield line_too_long(1, max_line_bytes)
+            return
+        yield Span(path=name, start=start, stop=stop)
+        start = stop
+
+
+def _line_end(raw: io.FileIO, start: int, end: int, most: int) -> int | None:
+    """Where the line ends that the byte `start` is in, line feed included; None where that is more than `most` bytes on."""
+    raw.seek(start)
+    first = start
+    while start < end and (data := raw.read(STEP_BYTES)):
+        if at := data.find(b"\n") + 1:
+            return start + at if start + at - 1 - first <= most else None
+        start += len(data)
+        if start - first > most:
+            return None
+    return end
+
+
+def _line_begin(raw: io.FileIO, low: int, place: int) -> int:
+    """Where the line begins that the byte `place` is in, `low` at the least."""
+    raw.seek(low)
+    return low + (raw.read(place - low).rfind(b"\n") + 1)
+
+
+def unpacked(raw: Any, compression: str) -> io.RawIOBase:
     """What is in the compressed file `raw`, ".gz" or ".zst". Reading raises EOFError where it is cut off, DamagedData where it is
     not such data."""
     if compression == ".gz":
@@ -65,7 +117,7 @@ def unpacked(raw: io.FileIO, compression: str) -> io.RawIOBase:
 class _Decompressed(io.RawIOBase):
     """What is in a file of one or more gzip members or zstd frames. Raises EOFError where the last one is cut off."""
 
-    def __init__(self, raw: io.FileIO, start: Callable[[], Any], failure: type[Exception]) -> None:
+    def __init__(self, raw: Any, start: Callable[[], Any], failure: type[Exception]) -> None:
         self._input = raw  # not through a BufferedReader: it would close the file when it is let go of
         self._start, self._failure = start, failure
         self._unpacker: Any = start()  # a file of no bytes is cut off, too

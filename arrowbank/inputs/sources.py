@@ -1,60 +1,105 @@
-"""Where episodes come from: files by split name, what they are, what their bytes are, and reading them as lines.
+"""Where records come from: files by the name of a source, what they are, what their bytes are, and reading them.
 
-A file is hashed before it is read, because its hash is part of the plan. That it is the same file afterwards is checked by its
-inode, size and time of change, before and after reading."""
+A source is a file, a folder of files, a pattern of files, a saved dataset, or a split of one (PATH:SPLIT), on this machine or at an
+address. What may be read twice is hashed before it is read, because its hash is part of the plan. That it is the same file afterwards is
+checked by its inode, size and time of change, or what its store says of it, before and after reading."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from arrowbank.bank.manifest import json_in
+from arrowbank.bank.manifest import MAX_JSON_BYTES, json_in, parsed_json
 from arrowbank.bank.names import check_names, check_places
+from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explain
+from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import InputError
-from arrowbank.inputs.bad_lines import line_too_long
-from arrowbank.inputs.extract import Extract, Span, ends_with
-from arrowbank.inputs.lines import BOM, COMPRESSIONS, MAX_LINE_BYTES, DamagedData, unpacked
+from arrowbank.inputs.bad_lines import BadLine
+from arrowbank.inputs.formats import ARRAY, ARROW, BLOCK_BYTES, JSON, KNOWN, Format, Reading, format_of, is_array
+from arrowbank.inputs.lines import DamagedData, Span, line_spans, unpacked
 from arrowbank.progress import Phase, Progress
 
-LINES = (".jsonl", ".ndjson", ".json")
-TABLES = (".parquet", ".arrow", ".feather")
-IN_FOLDERS = (".jsonl", ".ndjson", *TABLES)  # a .json beside the data is most often something about them
-KNOWN = f"{', '.join(LINES)} (each also with {' or '.join(COMPRESSIONS)}), {', '.join(TABLES)}"
+if TYPE_CHECKING:
+    from arrowbank.inputs.remote import RemotePath
+    from arrowbank.inputs.tables import Rows
 
 READ_BYTES = 1 << 20
-LINE_BYTES = 1 << 14
+_PATTERN = re.compile(r"[*?\[]")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def named_source(value: str) -> tuple[str, str]:
+    """The (name, place) that NAME=PLACE is, or PLACE alone, whose name is the file's without its suffixes, the folder's, or the split's.
+
+    What stands ahead of the equals sign is no name where it has a slash: it is a part of the place then.
+    """
+    name, equals, place = value.partition("=")
+    if equals and "/" not in name and os.sep not in name:
+        return name, place
+    return _name_of(value), value
+
+
+def _name_of(place: str) -> str:
+    bare = place.partition("?")[0] if _ADDRESS.match(place) else place
+    last = re.split(r"[/\\]", bare.rstrip("/\\"))[-1]
+    front, colon, split = last.rpartition(":")
+    if colon and front and split and "." not in split:
+        return split
+    if _PATTERN.search(last):
+        last = _PATTERN.split(last)[0].rstrip("-_.") or "data"
+    found = format_of(last)
+    if found:
+        last = last[: len(last) - len(found[1])].rpartition(".")[0]
+    return last or "data"
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of episodes. `suffix` says what is in it, `compression` what is around that (".gz", ".zst" or nothing)."""
+    """A file of records: where, what is in it, and the compression around that (".gz", ".zst" or nothing)."""
 
-    path: Path
-    suffix: str
+    path: Path | RemotePath
+    format: Format
     compression: str = ""
 
     @property
     def is_table(self) -> bool:
-        return self.suffix in TABLES
+        return self.format.batches is not None
+
+    def place(self, number: int, column: int = 0) -> str:
+        """Where record `number` is, for messages: 0 is no one record."""
+        place = f", {self.format.unit} {number}" if number else ""
+        return f"{self.path}{place}{f', column {column}' if column else ''}"
+
+    def complaint(self, error: BadLine, before: int) -> InputError:
+        """The error for what is wrong `error.line` lines after the first `before`."""
+        number = before + error.line if error.line else 0
+        return InputError(f"{self.place(number, error.column)}: {error.what}. {error.remedy}")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was given for a split: its name, the path, the files there in order, and the names of what else is there."""
+    """What was given under a name: the place, the files there in order, and the names of what else is there."""
 
     name: str
-    path: Path
+    path: Path | RemotePath
     files: tuple[SourceFile, ...]
     beside: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[Named]:
+        """What is read on this machine."""
+        paths = [self.path, *(file.path for file in self.files)]
+        return [(f"--source {self.name}=", path) for path in paths if isinstance(path, Path) and path.exists()]
 
 
 @dataclass(frozen=True)
@@ -63,78 +108,145 @@ class Print:
 
     bytes: int
     sha256: str
-    identity: tuple[int, ...]
+    identity: tuple[Any, ...]
 
 
 def find_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
-    """The files behind (name, path) pairs. Raises InputError for what is not there or not known."""
-    return [_source(name, Path(path)) for name, path in named]
+    """The files behind (name, place) pairs. Raises InputError for what is not there or not known."""
+    return [find_source(name, place) for name, place in named]
 
 
-def _source(name: str, path: Path) -> Source:
-    files = _files_at(name, path)
-    return Source(name, path, tuple(files), tuple(_beside(path, files)) if path.is_dir() else ())
+def source_places(option: str, place: str | Path) -> list[Named]:
+    """What is read on this machine of a place that an option names."""
+    if is_address(place) or Path(place).exists():
+        return [] if is_address(place) else [(option, place)]
+    return [(option, path) for _, path in find_source("", place).places]
 
 
-def _beside(folder: Path, files: Sequence[SourceFile]) -> list[str]:
+def find_source(name: str, place: str | Path) -> Source:
+    """The files at a place. Raises InputError for what is not there or not known, RemoteError, MissingDependency."""
+    path, split = _place(str(place))
+    with refused(path):
+        if split is None and not path.exists():
+            if not (files := _matching(path)):
+                raise InputError(
+                    f"{path} (source {name!r}): no such file. Give a file of records, a folder, or a pattern of files."
+                )
+            return Source(name, path, tuple(_file(name, one) for one in files))
+        if not path.is_dir():
+            return Source(name, path, (_file(name, path),))
+        files = _files_of(path)
+        names = [file.name for file in files]
+        if "dataset_dict.json" in names or (split is not None and "state.json" not in names):
+            path = path / _split(name, path, split)
+            files = _files_of(path)
+            names = [file.name for file in files]
+        if "state.json" in names:
+            found = _saved_dataset(path)
+        else:
+            if "manifest.json" in names or "dataset_info.json" in names:
+                raise InputError(
+                    f"{path} (source {name!r}): a dataset that is not whole (no state.json). Finish it, or give another."
+                )
+            found = _data_files(name, files)
+        return Source(name, path, tuple(found), tuple(_beside(names, found)))
+
+
+def _place(value: str) -> tuple[Path | RemotePath, str | None]:
+    """The place, and the split that follows it behind a colon."""
+    path = _path(value)
+    front, colon, split = value.rpartition(":")
+    if not colon or not front or not split or re.search(r"[/\\]", split) or front.endswith(":/"):
+        return path, None
+    if isinstance(path, Path) and path.exists():
+        return path, None
+    folder = _path(front)
+    return (folder, split) if folder.is_dir() else (path, None)
+
+
+def _path(value: str) -> Path | RemotePath:
+    if not is_address(value):
+        return Path(value)
+    from arrowbank.inputs.remote import place_of  # the clients of stores, which files of this machine need not pay for
+
+    return place_of(value)
+
+
+def _matching(path: Path | RemotePath) -> Sequence[Path | RemotePath]:
+    if not isinstance(path, Path):
+        return path.matching() if _PATTERN.search(path.key) else []
+    found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))) if _PATTERN.search(str(path)) else []
+    return [one for one in found if one.is_file()]
+
+
+def _files_of(folder: Path | RemotePath) -> Sequence[Path | RemotePath]:
+    """The files of a folder that are not hidden, by name."""
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if isinstance(folder, Path) else folder.files()
+    return [file for file in files if file.name[0] not in "._"]
+
+
+def _split(name: str, folder: Path | RemotePath, split: str | None) -> str:
+    """The folder of a split. InputError where none is named, or there is no such one."""
+    try:
+        splits = check_names(_json(folder / "dataset_dict.json")["splits"], folder / "dataset_dict.json")
+    except (ValueError, KeyError, TypeError, OSError):
+        splits = []
+    if split in splits:
+        return str(split)
+    if not splits:
+        raise InputError(
+            f"{folder} (source {name!r}): no saved dataset of several splits (dataset_dict.json). Leave out :{split}."
+        )
+    missing = "" if split is None else f", none {split!r}"
+    raise InputError(
+        f"{folder} (source {name!r}): a saved dataset of several splits ({', '.join(splits)}){missing}. "
+        f"Give one of them, as in {folder}:{splits[0]}."
+    )
+
+
+def _beside(names: Sequence[str], files: Sequence[SourceFile]) -> list[str]:
     """What else is in a folder of sources; beside a saved dataset, only data files that it does not name."""
     read = {file.path.name for file in files}
-    saved = (folder / "state.json").is_file()
-    names = sorted(path.name for path in folder.iterdir() if path.name not in read and path.name[0] not in "._")
-    return [name for name in names if name.endswith(".arrow") or not saved]
+    return [name for name in names if name not in read and (name.endswith(".arrow") or "state.json" not in names)]
 
 
-def _files_at(name: str, path: Path) -> list[SourceFile]:
-    if path.is_dir():
-        return _files_in(name, path)
-    file = _classify(path, (*LINES, *TABLES))
-    if file is None:
-        if path.exists():
-            raise InputError(
-                f"{path} (source {name!r}): not a kind of file that scan reads. It reads {KNOWN}, and saved datasets."
-            )
-        raise InputError(f"{path} (source {name!r}): no such file. Give the path of an episode file or folder.")
-    return [file]
-
-
-def _classify(path: Path, suffixes: Sequence[str]) -> SourceFile | None:
-    name = path.name.lower()
-    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    suffix = Path(name.removesuffix(compression)).suffix
-    if suffix not in suffixes or (compression and suffix not in LINES):
-        return None
-    return SourceFile(path, suffix, compression)
-
-
-def _files_in(name: str, folder: Path) -> list[SourceFile]:
-    if (folder / "state.json").is_file():
-        return _saved_dataset(folder)
-    if (folder / "dataset_dict.json").is_file():
-        splits = sorted(child.name for child in folder.iterdir() if (child / "state.json").is_file())
+def _file(name: str, path: Path | RemotePath) -> SourceFile:
+    found = format_of(path.name)
+    if found is None:
         raise InputError(
-            f"{folder} (source {name!r}): a saved dataset of several splits ({', '.join(splits)}). "
-            f"Give one of them, such as {folder / (splits or ['train'])[0]}."
+            f"{path} (source {name!r}): not a known kind of file. Known are {KNOWN}, saved datasets, and folders of these."
         )
-    if (folder / "manifest.json").is_file() or (folder / "dataset_info.json").is_file():
-        raise InputError(
-            f"{folder} (source {name!r}): a dataset that is not whole (no state.json). Finish it, or give another."
-        )
-    files = [_classify(path, IN_FOLDERS) for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] not in "._"]
-    found = [file for file in files if file]
-    if not found:
-        raise InputError(
-            f"{folder} (source {name!r}): no episode files and no saved dataset in it. In folders scan reads "
-            f"{', '.join(IN_FOLDERS)}, JSON lines also with {' or '.join(COMPRESSIONS)}."
-        )
-    return found
+    if found[0] is JSON and _is_array(path, found[1]):
+        return SourceFile(path, ARRAY, found[1])
+    return SourceFile(path, *found)
 
 
-def _saved_dataset(folder: Path) -> list[SourceFile]:
+def _is_array(path: Path | RemotePath, compression: str) -> bool:
+    with refused(path), _open(path) as raw:
+        identity_of(path, raw)
+        try:
+            return is_array(io.BufferedReader(unpacked(raw, compression) if compression else raw))
+        except (EOFError, DamagedData):  # said when it is read
+            return False
+
+
+def _data_files(name: str, files: Sequence[Path | RemotePath]) -> list[SourceFile]:
+    """Of the files in a folder those that hold its data: a .json or .txt beside others is most often something about them."""
+    known = [(file, found[0].rank) for file in files if (found := format_of(file.name))]
+    if not known:
+        raise InputError(f"source {name!r}: no files of records and no saved dataset in the folder. Known are {KNOWN}.")
+    least = min(rank for _, rank in known)
+    return [_file(name, file) for file, rank in known if rank == least]
+
+
+def _saved_dataset(folder: Path | RemotePath) -> list[SourceFile]:
     state = folder / "state.json"
     try:
-        names = check_names((entry["filename"] for entry in json_in(state)["_data_files"]), state)
-        check_places(folder, [state.name, *names], state)
-        return [SourceFile(folder / name, ".arrow") for name in names]
+        listed = (entry["filename"] for entry in _json(state)["_data_files"])
+        names = check_names(listed, state)
+        if isinstance(folder, Path):
+            check_places(folder, ["state.json", *names], folder / "state.json")
+        return [SourceFile(folder / name, ARROW) for name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{state}: does not list a saved dataset's files ({error!r}). Save the dataset again.") from None
 
@@ -142,7 +254,7 @@ def _saved_dataset(folder: Path) -> list[SourceFile]:
 # what the bytes are
 
 
-def fingerprint(files: Sequence[SourceFile], progress: Progress) -> dict[Path, Print]:
+def fingerprint(files: Sequence[SourceFile], progress: Progress) -> dict[Path | RemotePath, Print]:
     """Hash the files, several at a time. Raises InputError for one that is missing, unreadable, or changes meanwhile."""
     paths = list(dict.fromkeys(file.path for file in files))
     sizes = [size_of(path) for path in paths]
@@ -150,27 +262,37 @@ def fingerprint(files: Sequence[SourceFile], progress: Progress) -> dict[Path, P
         return dict(zip(paths, pool.map(lambda path: _hash(path, phase), paths), strict=True))
 
 
-def size_of(path: Path) -> int:
+def size_of(path: Path | RemotePath) -> int:
+    if not isinstance(path, Path):
+        return int(path.identity()[2])
     with refused(path):
         status = path.stat()
     _require_regular(path, status)
     return status.st_size
 
 
-def _hash(path: Path, phase: Phase) -> Print:
+def _hash(path: Path | RemotePath, phase: Phase) -> Print:
     digest = hashlib.sha256()
-    with refused(path), path.open("rb", buffering=0) as file:
+    with refused(path), _open(path) as file:
         identity = identity_of(path, file)
-        buffer = memoryview(bytearray(READ_BYTES))
+        size, buffer = 0, memoryview(bytearray(READ_BYTES))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
+            size += count
             phase.advance(count)
         _check_unchanged(path, identity, identity_of(path, file))
-    return Print(identity[2], digest.hexdigest(), identity)
+    return Print(size, digest.hexdigest(), identity)
 
 
-def identity_of(path: Path, file: BinaryIO | io.FileIO) -> tuple[int, ...]:
-    """Device, inode, bytes and time of change of an open file. InputError if it cannot be read twice."""
+def _open(path: Path | RemotePath) -> Any:
+    return path.open("rb", buffering=0) if isinstance(path, Path) else path.open()
+
+
+def identity_of(path: Path | RemotePath, file: Any) -> tuple[Any, ...]:
+    """Device, inode, bytes and time of change of an open file; what a store says of one at an address. InputError if it cannot be read
+    twice."""
+    if not isinstance(path, Path):
+        return path.identity()
     status = os.fstat(file.fileno())
     _require_regular(path, status)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -180,11 +302,11 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
     """InputError for what cannot be read twice, such as a named pipe, which would also be waited for when it is opened."""
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
-            f"{path}: not a regular file. It has to be read twice, for its hash and for its texts: save it as a file."
+            f"{path}: not a regular file. It has to be read twice, for its hash and for its records: save it as a file."
         )
 
 
-def _check_unchanged(path: Path, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+def _check_unchanged(path: object, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
     if before != after:
         raise InputError(
             f"{path}: changed while it was read ({before[2]} bytes at first, {after[2]} now). "
@@ -193,8 +315,13 @@ def _check_unchanged(path: Path, before: tuple[int, ...], after: tuple[int, ...]
 
 
 @contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to read `path` into an error that says what to do. InputError for a file that is not there."""
+def refused(path: Path | RemotePath) -> Iterator[None]:
+    """Turn the system's or a store's refusal to read `path` into an error that says what to do. InputError for a file that is not
+    there."""
+    if not isinstance(path, Path):
+        with path.refused():
+            yield
+        return
     try:
         yield
     except FileNotFoundError:
@@ -206,91 +333,70 @@ def refused(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(path: Path, known: Print) -> Iterator[io.FileIO]:
+def opened(path: Path | RemotePath, known: Print | None = None) -> Iterator[Any]:
     """The file, open for reading, which has to be the one hashed before, and still to be when the block ends."""
-    with refused(path), path.open("rb", buffering=0) as file:
-        _check_unchanged(path, known.identity, identity_of(path, file))
+    with refused(path), _open(path) as file:
+        identity = identity_of(path, file)
+        _check_unchanged(path, known.identity if known else identity, identity)
         yield file
-        _check_unchanged(path, known.identity, identity_of(path, file))
+        _check_unchanged(path, identity, identity_of(path, file))
 
 
-def check_unchanged(prints: Mapping[Path, Print]) -> None:
+def check_unchanged(prints: Mapping[Path | RemotePath, Print]) -> None:
     """Raise InputError for a file that is not there any more as it was hashed."""
     for path, known in prints.items():
         with opened(path, known):
             pass
 
 
-# reading it as lines
+def _json(path: Path | RemotePath) -> Any:
+    """The JSON value in a small file. OSError, ValueError."""
+    if isinstance(path, Path):
+        return json_in(path)
+    with opened(path) as file:
+        return parsed_json(file.read(MAX_JSON_BYTES + 1))
 
 
-def line_blocks(
-    file: SourceFile, known: Print, size: int, max_line_bytes: int = MAX_LINE_BYTES
-) -> Iterator[tuple[bytes | Span | Extract, int]]:
-    """Whole lines, about `size` bytes at a time, without a BOM ahead of the first; beside them the bytes of the file that they took.
+# reading it
 
-    Of a file that is not compressed only the places are given. A line that is longer than `max_line_bytes` and than a block ends the
-    blocks with an extract that says so; whoever reads a block checks the shorter ones.
 
-    Raises InputError for a file that changed, is cut off, or is not compressed as its name says.
+def read_blocks(
+    file: SourceFile, reading: Reading, known: Print | None = None, columns: Sequence[str] = (), *, spans: bool = False
+) -> Iterator[tuple[bytes | Span | BadLine | Rows, int]]:
+    """What is in a file, about a MiB at a time: JSON lines (or, with `spans`, where they are), rows of a table's `columns`, or what is
+    wrong with the next line. Beside it the bytes of the file that it took.
+
+    An error's lines count from the end of the block before it, and it stands for that many; the blocks end with one that cannot be
+    skipped. Raises InputError for a file that changed, is cut off, or is not what its name says.
     """
     with opened(file.path, known) as raw:
-        if file.compression:
-            yield from _unpacked_blocks(file, raw, size, max_line_bytes)
-        else:
-            yield from _spans(file.path, raw, size, max_line_bytes)
+        if file.format.batches is not None:
+            from arrowbank.inputs.tables import readable  # pyarrow's Parquet and compute parts: 15 MB that lines need not pay
 
-
-def _spans(path: Path, raw: io.FileIO, size: int, max_line_bytes: int) -> Iterator[tuple[Span | Extract, int]]:
-    name, end = str(path.absolute()), raw.seek(0, os.SEEK_END)
-    raw.seek(0)
-    start = len(BOM) if raw.read(len(BOM)) == BOM else 0
-    while start < end:
-        stop = _line_end(raw, start + size, end, max_line_bytes)
-        if stop is None:  # the line that the block should end with
-            begin = _line_begin(raw, start, start + size)
-            if begin > start:
-                yield Span(path=name, start=start, stop=begin), begin - start
-            yield ends_with(line_too_long(1, max_line_bytes)), 0
+            size = size_of(file.path)
+            with readable(file.path, file.format.name):
+                for rows in file.format.batches(file.path if isinstance(file.path, Path) else raw, columns, BLOCK_BYTES):
+                    yield rows, int(size * rows.share)
             return
-        yield Span(path=name, start=start, stop=stop), stop - start
-        start = stop
+        if spans and file.format.spans and not file.compression and isinstance(file.path, Path):
+            blocks: Iterator[bytes | Span | BadLine] = line_spans(file.path, raw, BLOCK_BYTES, reading.max_line_bytes)
+        else:
+            stream = io.BufferedReader(
+                unpacked(raw, file.compression) if file.compression else raw
+            )  # when let go of, it closes raw
+            blocks = file.format.lines(stream, reading)  # type: ignore[misc]  # a format without batches has lines
+        done = 0
+        with _unpackable(file):
+            for block in blocks:
+                position = block.stop if isinstance(block, Span) else raw.tell()
+                yield block, position - done
+                done = position
 
 
-def _line_end(raw: io.FileIO, start: int, end: int, most: int) -> int | None:
-    """Where the line ends that the byte `start` is in, line feed included; None where that is more than `most` bytes on."""
-    raw.seek(start)
-    first = start
-    while start < end and (data := raw.read(LINE_BYTES)):
-        if at := data.find(b"\n") + 1:
-            return start + at if start + at - 1 - first <= most else None
-        start += len(data)
-        if start - first > most:
-            return None
-    return end
-
-
-def _line_begin(raw: io.FileIO, low: int, place: int) -> int:
-    """Where the line begins that the byte `place` is in, `low` at the least."""
-    raw.seek(low)
-    return low + (raw.read(place - low).rfind(b"\n") + 1)
-
-
-def _unpacked_blocks(file: SourceFile, raw: io.FileIO, size: int, max_line_bytes: int) -> Iterator[tuple[bytes | Extract, int]]:
-    stream = io.BufferedReader(unpacked(raw, file.compression))
-    done = 0
+@contextmanager
+def _unpackable(file: SourceFile) -> Iterator[None]:
     try:
-        while block := stream.read(size):
-            rest = stream.readline(max_line_bytes + 2)
-            long = len(rest.rstrip(b"\n")) > max_line_bytes
-            block = block[: block.rfind(b"\n") + 1] if long else block + rest
-            position = raw.tell()
-            if block:
-                yield (block.removeprefix(BOM) if done == 0 else block), position - done
-            if long:
-                yield ends_with(line_too_long(1, max_line_bytes)), 0
-                return
-            done = position
+        yield
     except EOFError:
         raise InputError(f"{file.path}: cut off: the compressed data end in the middle. Copy or make the file again.") from None
     except DamagedData as error:

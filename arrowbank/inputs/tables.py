@@ -1,4 +1,5 @@
-"""Episodes in Parquet and Arrow files: a field path is followed through whole columns, and what is found is put back into episode order.
+"""Records in Parquet and Arrow files. For the scan a field path is followed through whole columns, and what is found is put back
+into the order of the records.
 
 What counts as what is the same as in JSON: null is absent, a struct is an object, a column of another type is what it would be there."""
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,6 @@ from arrowbank.errors import InputError
 from arrowbank.inputs.bad_lines import BadLine, not_a_text, not_utf8
 from arrowbank.inputs.extract import Counts, Extract, Found, Rules
 from arrowbank.inputs.fields import EACH, FieldPath, parse_path
-from arrowbank.inputs.sources import Print, SourceFile, opened
 
 FILE_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -27,27 +27,24 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 RowNumbers = npt.NDArray[np.int64]
 
 
-def table_blocks(file: SourceFile, known: Print, rules: Rules, size: int) -> Iterator[tuple[Extract, int]]:
-    """The texts of some rows at a time, about `size` bytes of them; beside them the bytes of the file that they stand for.
+class Rows(NamedTuple):
+    """Some rows of a table, the share of the file that they are, and the names of all columns of the file."""
 
-    Raises InputError for a file that changed, is cut off or is not what its name says, and for text that is not UTF-8.
-    """
-    roots = list(dict.fromkeys(str(parse_path(path)[0]) for _, path in rules.fields))
-    read = _parquet if file.suffix == ".parquet" else _arrow
-    with opened(file.path, known), _readable(file.path):
-        for batch, share in read(file.path, roots, size):
-            yield extract_rows(batch, rules), int(known.bytes * share)
+    batch: pa.RecordBatch
+    share: float
+    names: list[str]
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: object, kind: str) -> Iterator[None]:
+    """InputError for a table that is cut off or not what its name says."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # a column's name may be no text
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: not readable as {path.suffix[1:]} data ({reason}). Copy or make the file again.") from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{path}: not readable as {kind} data ({reason}). Copy or make the file again.") from None
 
 
 def _check(batch: pa.RecordBatch) -> None:
@@ -92,35 +89,46 @@ _LISTS = (
 )
 
 
-Batches = Iterator[tuple[pa.RecordBatch, float]]  # and which share of the file it is
-
-
-def _parquet(path: Path, roots: Sequence[str], size: int) -> Batches:
-    with pq.ParquetFile(path, pre_buffer=False) as file:
-        meta = file.metadata
+def parquet_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[Rows]:
+    """Those of `columns` that there are, about `size` bytes of rows at a time. `source` is a path, or an open file."""
+    with pq.ParquetFile(source, pre_buffer=False) as file:
+        meta, names = file.metadata, list(file.schema_arrow.names)
         total = sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
         rows = _rows_of(size, total, meta.num_rows)
-        columns = [root for root in roots if root in file.schema_arrow.names]
-        for batch in file.iter_batches(batch_size=rows, columns=columns):
+        for batch in file.iter_batches(batch_size=rows, columns=[name for name in columns if name in names]):
             _check(batch)
-            yield batch, batch.num_rows / meta.num_rows
+            yield Rows(batch, batch.num_rows / meta.num_rows, names)
 
 
-def _arrow(path: Path, roots: Sequence[str], size: int) -> Batches:
-    with pa.memory_map(str(path)) as source:
-        total = source.size()
-        streamed = source.read(len(FILE_MAGIC)) != FILE_MAGIC
-        source.seek(0)
-        batches = _stream(source) if streamed else _file(source)
-        for whole in batches:
-            batch = whole.select([root for root in roots if root in whole.schema.names])
+def arrow_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[Rows]:
+    """As `parquet_batches`, of an Arrow file or stream."""
+    with pa.memory_map(str(source)) if isinstance(source, Path) else pa.PythonFile(source, mode="r") as file:
+        total = file.size()
+        streamed = file.read(len(FILE_MAGIC)) != FILE_MAGIC
+        file.seek(0)
+        for whole in _stream(file) if streamed else _file(file):
+            names = list(whole.schema.names)
+            batch = whole.select([name for name in columns if name in names])
             _check(batch)
             held = whole.get_total_buffer_size()  # nbytes would follow offsets, also of columns that nobody has checked
             rows = _rows_of(size, held, whole.num_rows)
             for start in range(0, whole.num_rows, rows):
-                part = batch.slice(start, rows)
                 share = held / total * min(rows, whole.num_rows - start) / whole.num_rows
-                yield part, share
+                yield Rows(batch.slice(start, rows), share, names)
+
+
+def values_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows as Python values. Raises BadLine for text that is not UTF-8, with the row counted from 1."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for row in range(batch.num_rows):
+            for name in batch.schema.names:
+                try:
+                    batch.column(name)[row].as_py()
+                except UnicodeDecodeError:
+                    raise not_utf8(row + 1, (name,)) from None
+        raise
 
 
 def _rows_of(size: int, total: int, rows: int) -> int:

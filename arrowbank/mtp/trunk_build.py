@@ -20,6 +20,7 @@ from arrowbank.bank.refusals import explains
 from arrowbank.bank.trunk import KIND
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import DiskFull
+from arrowbank.inputs.sources import source_places
 from arrowbank.models import local_model
 from arrowbank.mtp.taps import build_taps, taps_bytes, taps_folder
 from arrowbank.mtp.trunk_plan import FILES_OVERHEAD, SHARD_OVERHEAD, TrunkConfig, TrunkPlan
@@ -47,7 +48,9 @@ def build_trunk(
     """
     outputs: list[Named] = [("--out", out), *([("--out", taps_folder(out))] if config.layers else [])]
     models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
-    require_separate(outputs, [*((f"--data {one.name}=", one.path) for one in config.data), *models])
+    require_separate(
+        outputs, [*(place for one in config.data for place in source_places(f"--source {one.name}=", one.path)), *models]
+    )
     plan = TrunkPlan(config)
     require_budget(estimate_trunk(config, out, plan=plan))
     plan.tell_unread(progress)

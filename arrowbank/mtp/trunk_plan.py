@@ -12,9 +12,9 @@ from arrowbank.bank.trunk import window_bytes
 from arrowbank.engine.plan import BatchRules, Shard
 from arrowbank.errors import InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES
-from arrowbank.inputs.records import Records, Source, open_source
 from arrowbank.models import ModelConfig, describe, load_tokenizer, tokenizer_fingerprint
 from arrowbank.mtp.packing import HELD_OUT_EVERY, PackedSet, Windows, least_tokens, pack, shuffled
+from arrowbank.mtp.trunk_records import NumberedRecords, TokenRecords, number_records
 from arrowbank.progress import Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Place, Settings, refuse_unread
 
@@ -61,7 +61,8 @@ class TrunkConfig(Settings):
     hold_all   every window is held out: for evaluation only
     tokenizer  for data that are texts; default the model's
     text_field where the text is in a line of .jsonl or a row of a saved dataset (None: "text")
-    max_line_bytes  a longer line of a text file is an error; it decides no row
+    max_line_bytes  a longer line of the data is an error; it decides no row
+    on_bad_line     what to do with lines that are no JSON object in UTF-8 (None: "error")
     rules      the batches: at most so many windows and tokens a forward pass; of one window, a row's bits are its own alone
     """
 
@@ -80,6 +81,7 @@ class TrunkConfig(Settings):
     max_shard_bytes: Count | None = None
     budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
     max_line_bytes: Count = MAX_LINE_BYTES
+    on_bad_line: Literal["error", "skip"] | None = None
 
     def check(self) -> None:
         names = [one.name for one in self.data]
@@ -176,9 +178,10 @@ class TrunkPlan:
         return windows
 
     @cached_property
-    def _sources(self) -> dict[TrunkData, Source]:
-        field = self.config.text_field or TEXT_FIELD
-        return {data: open_source(Path(data.path), field, self.config.max_line_bytes) for data in self.config.data}
+    def _sources(self) -> dict[TrunkData, NumberedRecords]:
+        config = self.config
+        policy = {"max_line_bytes": config.max_line_bytes, "skip_bad_lines": config.on_bad_line == "skip"}
+        return {data: number_records(data.path, config.text_field or TEXT_FIELD, **policy) for data in config.data}
 
     def tell_unread(self, progress: Progress) -> None:
         """Name what the data hold and nobody has read."""
@@ -187,7 +190,7 @@ class TrunkPlan:
 
     def _pack(self, data: TrunkData) -> PackedSet:
         source = self._sources[data]
-        records = Records(source, f"{data.name} ({data.path})", self.info.vocab_size, lambda: self.tokenizer)
+        records = TokenRecords(source, f"{data.name} ({data.path})", self.info.vocab_size, lambda: self.tokenizer)
         packed = pack(
             data.name,
             records.in_order(shuffled(len(source))),
@@ -266,6 +269,7 @@ class TrunkPlan:
                 "windows": len(windows),
                 "held_out": int(windows.held_out.sum()),
                 "tokens": int(windows.lengths.sum()),
+                "bad_lines": sum(source.bad_lines for source in self._sources.values()),
             },
         }
 

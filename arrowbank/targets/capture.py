@@ -24,12 +24,13 @@ from arrowbank.bank.targets import KIND, Codec, Spans, TargetFacts, TargetSample
 from arrowbank.engine.plan import BatchRules, Shard, batches, gather
 from arrowbank.errors import BadVector, InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES
-from arrowbank.inputs.samples import ASSISTANT_TOKENS, Records
+from arrowbank.inputs.records import Records
+from arrowbank.inputs.sources import source_places
 from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
 from arrowbank.targets.conversations import ChatTokenizer
-from arrowbank.targets.rows import PreparedRows, RowMaker, RowRules, prepare
+from arrowbank.targets.rows import ASSISTANT_TOKENS, PreparedRows, RowMaker, RowRules, loss_mask_rule, prepare, samples_at
 from arrowbank.targets.shards import (
     SHARD_BYTES,
     ShardColumns,
@@ -164,7 +165,7 @@ class CaptureConfig(Settings):
     """What is captured of which samples. Raises InputError for a value that no capture could take.
 
     model              layer, pooling and backbone stay at their defaults: which states are kept is said here
-    data               JSON lines (.gz, .zst) of conversations or token rows, a saved dataset, or a token bank
+    data               conversations or token rows: files of any known format, saved datasets, token banks
     target_layer_ids   ascending; i is what decoder block i puts out, −1 the embeddings
     tokenizer          a folder or hub name; default the model's
     target_model       the very string that the trainer will be given; default the model's as given
@@ -173,6 +174,8 @@ class CaptureConfig(Settings):
     last_hidden_norm   "post" or "pre": last hidden states after or before the model's final norm
     limit              only the first samples
     max_line_bytes     a longer line of the data is an error; it decides no row
+    on_bad_line        what to do with lines that are no JSON object in UTF-8 (None: "error")
+    source_name        what samples without an id are named by, ahead of their number (None: the file's name)
     """
 
     model: ModelConfig
@@ -190,6 +193,8 @@ class CaptureConfig(Settings):
     max_shard_bytes: Count | None = None
     budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
     max_line_bytes: Count = MAX_LINE_BYTES
+    on_bad_line: Literal["error", "skip"] | None = None
+    source_name: str | None = None
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)
@@ -221,7 +226,11 @@ class CapturePlan:
 
     @cached_property
     def records(self) -> Records:
-        return Records(Path(self.config.data), self.config.max_line_bytes)
+        config = self.config
+        skips = config.on_bad_line == "skip"
+        records = samples_at(config.data, name=config.source_name, max_line_bytes=config.max_line_bytes, skip_bad_lines=skips)
+        records.refuse_unread(config)
+        return records
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast | None:
@@ -248,7 +257,7 @@ class CapturePlan:
             hidden_size=info.hidden_size,
             target_model_name_or_path=config.target_model or config.model.model,
             last_hidden_norm=config.last_hidden_norm,
-            loss_mask=self.records.loss_mask_rule,
+            loss_mask=loss_mask_rule(self.records),
             codec=config.codec,
             spans=config.spans,
             vocab_size=info.vocab_size,
@@ -297,6 +306,7 @@ class CapturePlan:
                 "grouping": "exact_token_length",
             },
             "shard_bytes": self.shard_bytes,
+            "on_bad_line": self.config.on_bad_line or "error",
             **self.sources,
             **manifest_of(self.facts),
         }
@@ -308,7 +318,7 @@ class CapturePlan:
             **manifest_of(self.facts),
             **self.sources,
             "text_count": None,  # known when the rows are prepared
-            "source": self.records.path.name,
+            "source": self.config.source_name or self.records.source.path.name,
             "model_fingerprint": self.info.fingerprint,
             "dtype": self.info.dtype,
             "quantisation": self.info.quantisation,
@@ -338,7 +348,7 @@ def capture(
     WorkerDied.
     """
     inputs = [
-        ("--data", config.data),
+        *source_places("--source", config.data),
         ("--model", local_model(config.model.model)),
         ("--tokenizer", local_model(config.tokenizer)),
     ]
@@ -356,7 +366,14 @@ def capture(
         todo = [shard for shard in shards if not is_done(bank, shard)]
         _require_room(plan, rows, todo, bank)
         _make_shards(plan, rows, shards, todo, bank, workers, progress)
-        return commit_targets(bank, shards, plan.facts, {"few_loss_tokens": counts.few_loss_tokens}, truncated=counts.truncated)
+        return commit_targets(
+            bank,
+            shards,
+            plan.facts,
+            {"few_loss_tokens": counts.few_loss_tokens},
+            truncated=counts.truncated,
+            bad_lines=counts.bad_lines,
+        )
 
 
 def _require_room(plan: CapturePlan, rows: PreparedRows, todo: list[Shard], bank: BankWriter) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
-from arrowbank.inputs.samples import Record, is_text
+from arrowbank.inputs.records import Record, is_text
 from arrowbank.targets.chat_template import TAG, TemplateError, shared_renderer
 
 if TYPE_CHECKING:

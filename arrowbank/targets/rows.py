@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +21,53 @@ from arrowbank.bank.refusals import raise_refusal
 from arrowbank.bank.targets import needed_positions
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.inputs.samples import ASSISTANT_TOKENS, ONES_EXCEPT_FIRST, READ, SORTS, Record, Records
+from arrowbank.inputs.records import Record, Records, is_text
 from arrowbank.progress import SILENT, Phase, Progress, tell_unread
 from arrowbank.targets.conversations import ChatTokenizer
 
 ROWS_A_BATCH = 1024
+ASSISTANT_TOKENS, GIVEN, ONES_EXCEPT_FIRST = "assistant_tokens", "given", "ones_except_first"
+SORTS = {
+    ASSISTANT_TOKENS: "a conversation (messages)",
+    GIVEN: "token ids with a loss mask (input_ids, loss_mask)",
+    ONES_EXCEPT_FIRST: "token ids without a loss mask (input_ids)",
+}
+FIELDS = ("id", "messages", "tools", "input_ids", "loss_mask")
+READ = {  # the fields of a sample that count, by what makes its loss mask
+    ASSISTANT_TOKENS: ("id", "messages", "tools"),
+    GIVEN: ("id", "input_ids", "loss_mask"),
+    ONES_EXCEPT_FIRST: ("id", "input_ids"),
+}
+LENGTH = "length"  # of a token bank: only what input_ids say
 SCHEMA = pa.schema([("sample", pa.string()), ("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8()))])
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.uint8]
+
+
+def samples_at(path: str | Path, **policy: Any) -> Records:
+    """The samples at a place: conversations (`messages`) or rows of token ids (`input_ids`, with a `loss_mask` or without). One place
+    holds one sort of them, so that one rule made every loss mask of a bank. `policy` is what `Records` takes."""
+    return Records(path, FIELDS, **policy)
+
+
+def loss_mask_rule(samples: Records) -> str:
+    """What makes the loss masks, by the first sample. InputError where there is none."""
+    first = next(iter(samples), None)
+    if first is None:
+        raise InputError(f"{samples.path}: holds no sample. Give a file of at least one conversation or token row.")
+    return _rule_of(first)
+
+
+def _rule_of(sample: Record) -> str:
+    """What makes a sample's loss mask, by its fields. InputError for a sample of no known sort, or of two."""
+    conversation, tokens = sample.value.get("messages") is not None, sample.value.get("input_ids") is not None
+    if conversation == tokens:
+        found = "messages and input_ids both" if conversation else f"the fields {', '.join(sample.value) or 'of nothing'}"
+        raise InputError(f"{sample.place}: found {found}; expected messages (a conversation) or input_ids (its tokens).")
+    if conversation:
+        return ASSISTANT_TOKENS
+    return ONES_EXCEPT_FIRST if sample.value.get("loss_mask") is None else GIVEN
 
 
 @dataclass(frozen=True)
@@ -41,11 +81,12 @@ class TokenRow:
 
 @dataclass
 class RowCounts:
-    """kept rows, `truncated` ones among them, and samples dropped for too few loss tokens."""
+    """kept rows, `truncated` ones among them, samples dropped for too few loss tokens, and lines skipped that were none."""
 
     kept: int = 0
     truncated: int = 0
     few_loss_tokens: int = 0
+    bad_lines: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +115,9 @@ class RowMaker:
 
     def tell_unread(self, progress: Progress) -> None:
         """Name what the samples so far hold and nobody reads."""
-        tell_unread(progress, self.records.path, fields=[*self.records.unread_columns, *self.unread])
+        tell_unread(
+            progress, self.records.path, fields=[*(name for name in self.records.unread if name != LENGTH), *self.unread]
+        )
 
     def __iter__(self) -> Iterator[TokenRow]:
         """The rows that are kept. InputError for a sample that is no good, and where none is kept."""
@@ -91,7 +134,8 @@ class RowMaker:
             self._check_positions(record, len(ids))
             self.counts.kept += 1
             self.counts.truncated += truncated
-            yield TokenRow(record.name, ids, mask)
+            yield TokenRow(_name_of(record), ids, mask)
+        self.counts.bad_lines = self.records.bad_lines
         if not self.counts.kept:
             raise InputError(
                 f"{self.records.path}: none of {self.counts.few_loss_tokens:,} samples has {self.rules.min_loss_tokens} loss tokens "
@@ -99,7 +143,7 @@ class RowMaker:
             )
 
     def _tokens(self, record: Record) -> tuple[Ids, Mask]:
-        if (rule := record.loss_mask_rule) != self.rules.loss_mask:
+        if (rule := _rule_of(record)) != self.rules.loss_mask:
             raise InputError(
                 f"{record.place}: is {SORTS[rule]}, the samples before it are {SORTS[self.rules.loss_mask]}. A bank has one rule "
                 "for its loss masks: give one sort of samples a file."
@@ -134,6 +178,17 @@ class RowMaker:
                 f"{record.place}: {length} tokens, but model {self.rules.model!r} has {self.rules.max_positions} positions. Give "
                 f"--max-length {self.rules.max_positions} or less."
             )
+
+
+def _name_of(record: Record) -> str:
+    given = record.value.get("id")
+    if given is None:
+        return record.name
+    if isinstance(given, bool) or not isinstance(given, str | int) or not is_text(str(given)):
+        raise InputError(
+            f"{record.place}: id is {json.dumps(given, default=str)}, expected a string or a whole number, or none."
+        )
+    return str(given)
 
 
 def _whole_numbers(record: Record, name: str, most: int) -> Ids:

@@ -1,0 +1,234 @@
+"""The records of a trunk bank's data as token ids, each by its number: rows of a bank or a saved dataset, or any other records.
+
+So only those are tokenized, or looked at, that the shuffle brings up before the set has its tokens. Banks and saved datasets are mapped; of
+all others what is read is put into a temporary file first, so that memory does not grow with them."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import tempfile
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arrowbank.bank import open_bank
+from arrowbank.bank.manifest import MANIFEST, short_json
+from arrowbank.bank.refusals import explained
+from arrowbank.errors import InputError
+from arrowbank.inputs.formats import ARROW
+from arrowbank.inputs.records import Records, is_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from arrowbank.bank import Bank
+
+Ids = npt.NDArray[np.int32]
+
+IDS = "input_ids"
+TEXTS_A_CALL = 64  # texts that are tokenized together
+
+
+class NumberedRecords(Protocol):
+    """Records by their numbers. `text_field` is where texts are, None where records have no named fields; `unread` names the
+    fields that were met so far and not read; `bad_lines` were skipped."""
+
+    text_field: str | None
+    unread: dict[str, None]
+    bad_lines: int
+
+    def __len__(self) -> int:
+        """How many records there are."""
+
+    def read(self, number: int) -> Any:
+        """What a record holds: token ids or a text."""
+
+    def place_of(self, number: int) -> str:
+        """Where a record is, in words."""
+
+
+def number_records(records: str | Path, text_field: str, **policy: Any) -> NumberedRecords:
+    """The records at a place; `policy` is what `Records` takes. InputError where there are none."""
+    if (Path(records) / MANIFEST).exists():
+        return _of_bank(open_bank(records))
+    found = Records(records, (IDS, text_field), **policy)
+    files = found.source.files
+    if all(file.format is ARROW and isinstance(file.path, Path) for file in files) and (Path(records) / "state.json").exists():
+        return _of_dataset(found, text_field)
+    return StoredRecords(found, text_field)
+
+
+@dataclass
+class MappedRows:
+    """A column of mapped record batches, each as a function that gives it."""
+
+    batches: Sequence[Callable[[], pa.RecordBatch]]
+    starts: Sequence[int]  # and the end
+    column: str
+    place: str
+    first: int  # number of a row in messages
+    text_field: str | None
+    unread: dict[str, None]
+    bad_lines: int = 0
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, number: int) -> Any:
+        batch = bisect_right(self.starts, number) - 1
+        return self.batches[batch]().column(self.column)[number - int(self.starts[batch])].as_py()
+
+    def place_of(self, number: int) -> str:
+        return f"{self.place}, row {number + self.first}"
+
+
+def _of_bank(bank: Bank) -> MappedRows:
+    """A committed bank with a column of `input_ids`, or else of `text`. InputError for one that has neither."""
+    columns = [name for name in (IDS, "text") if name in bank.columns]
+    if not columns or pa.types.is_fixed_size_list(bank.schema.field(columns[0]).type):
+        raise InputError(
+            f"{bank.folder}: a bank of {bank.kind}, expected tokens or texts. Give what `arrowbank tokenize` has written."
+        )
+    batches = [partial(bank.shard, index) for index in range(len(bank.shard_names))]
+    starts = [*map(int, bank.starts[: len(batches)]), len(bank)]
+    return MappedRows(batches, starts, columns[0], str(bank.folder), 0, None, {})
+
+
+def _of_dataset(records: Records, text_field: str) -> MappedRows:
+    """A saved dataset with a column `input_ids`, or else `text_field`. InputError for one that has neither."""
+    from arrowbank.inputs.sources import refused
+    from arrowbank.inputs.tables import arrow_batches, readable
+
+    batches: list[pa.RecordBatch] = []
+    names: list[str] = []
+    for file in records.source.files:
+        with refused(file.path), readable(file.path, file.format.name):
+            for rows in arrow_batches(file.path, records.fields, 1 << 62):
+                batches.append(rows.batch)
+                names = rows.names
+    columns = [name for name in records.fields if name in names]
+    if names and not columns:
+        raise InputError(
+            f"{records.path}: a dataset of the columns {', '.join(names)}; expected input_ids, or a text column named with --text-field."
+        )
+    return MappedRows(
+        [partial(_same, batch) for batch in batches],
+        list(accumulate((batch.num_rows for batch in batches), initial=0)),
+        (columns or [IDS])[0],
+        str(records.path),
+        1,
+        text_field,
+        dict.fromkeys(name for name in names if name != columns[0]),
+    )
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+class StoredRecords:
+    """What is read of other records, as JSON in a temporary file without a name."""
+
+    def __init__(self, records: Records, text_field: str) -> None:
+        plain = all(file.format.name == "text" for file in records.source.files)
+        self.text_field: str | None = None if plain else text_field
+        self.unread: dict[str, None] = {}
+        self._ends = array("q", [0])
+        temporary = Path(tempfile.gettempdir())
+        with explained(temporary), tempfile.TemporaryFile(prefix="arrowbank-") as file:
+            for record in records:
+                size = file.write(_as_json([self._value(record.value, record.place), record.place]))
+                self._ends.append(self._ends[-1] + size)
+            file.flush()
+            self._data = mmap.mmap(file.fileno(), 0) if len(self) else b""
+        self.unread |= records.unread
+        self.bad_lines = records.bad_lines
+
+    def _value(self, fields: dict[str, Any], place: str) -> Any:
+        wanted = (IDS, self.text_field or "text")
+        name = next((name for name in wanted if fields.get(name) is not None), None)
+        if name is None:
+            raise InputError(
+                f"{place}: {short_json(fields)}; expected an object with input_ids, or a text under {wanted[1]!r} (--text-field names it)."
+            )
+        self.unread |= dict.fromkeys(other for other in fields if other != name and fields[other] is not None)
+        return fields[name]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def read(self, number: int) -> Any:
+        return self._stored(number)[0]
+
+    def place_of(self, number: int) -> str:
+        return str(self._stored(number)[1])
+
+    def _stored(self, number: int) -> Any:
+        return json.loads(self._data[self._ends[number] : self._ends[number + 1]])
+
+
+def _as_json(stored: list[Any]) -> bytes:
+    try:
+        return json.dumps(stored).encode()
+    except TypeError:
+        raise InputError(f"{stored[1]}: {short_json(stored[0])}; expected a text, or a list of token ids.") from None
+
+
+@dataclass(frozen=True)
+class TokenRecords:
+    """Records as token ids, each checked. `place` is the data set in words, vocab_size the model's; `tokenizer` gives what makes ids of
+    texts, and is asked only where there is a text.
+    """
+
+    records: NumberedRecords
+    place: str
+    vocab_size: int
+    tokenizer: Callable[[], PreTrainedTokenizerFast | None] = lambda: None
+
+    def in_order(self, numbers: Sequence[int]) -> Iterator[Ids]:
+        """The records of `numbers` in that order, [tokens] int32 each. InputError for one that is neither ids nor text."""
+        for start in range(0, len(numbers), TEXTS_A_CALL):
+            some = numbers[start : start + TEXTS_A_CALL]
+            yield from map(self._checked, some, self._ids(some, list(map(self.records.read, some))))
+
+    def _ids(self, numbers: Sequence[int], values: list[Any]) -> list[Any]:
+        """Texts among the values tokenized, without special tokens."""
+        texts = [value for value in values if isinstance(value, str)]
+        if not texts:
+            return values
+        tokenizer = self.tokenizer()
+        if tokenizer is None:
+            raise InputError(f"{self.place}: holds texts, and there is no tokenizer. Give --tokenizer M.")
+        for number, value in zip(numbers, values, strict=True):
+            if isinstance(value, str) and not is_text(value):
+                raise InputError(
+                    f"{self._of(number)}: holds half of a surrogate pair, which is no text. Repair it, or leave it out."
+                )
+        made = iter(tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [next(made).ids if isinstance(value, str) else value for value in values]
+
+    def _checked(self, number: int, value: Any) -> Ids:
+        if not (isinstance(value, list) and all(type(token) is int for token in value)):
+            raise InputError(f"{self._of(number)}: {short_json(value)}; expected a text, or a list of token ids.")
+        if not value:
+            return np.empty(0, np.int32)
+        for token in (min(value), max(value)):
+            if not 0 <= token < self.vocab_size:
+                raise InputError(
+                    f"{self._of(number)}: token id {token}, but the model has a vocabulary of {self.vocab_size} (0 to "
+                    f"{self.vocab_size - 1}). The tokens are another model's: give data of this model's tokenizer."
+                )
+        return np.asarray(value, np.int32)
+
+    def _of(self, number: int) -> str:
+        return self.records.place_of(number)
