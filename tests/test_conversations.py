@@ -17,10 +17,20 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from arrowbank.errors import InputError
-from arrowbank.inputs.samples import ASSISTANT_TOKENS, GIVEN, ONES_EXCEPT_FIRST, Record, Records
+from arrowbank.inputs.records import Record
 from arrowbank.models import load_tokenizer
 from arrowbank.targets.conversations import ChatTokenizer, inside
-from arrowbank.targets.rows import RowCounts, RowMaker, RowRules, TokenRow
+from arrowbank.targets.rows import (
+    ASSISTANT_TOKENS,
+    GIVEN,
+    ONES_EXCEPT_FIRST,
+    RowCounts,
+    RowMaker,
+    RowRules,
+    TokenRow,
+    loss_mask_rule,
+    samples_at,
+)
 from tests import banks, tiny
 
 VOCAB = 512
@@ -69,9 +79,9 @@ def write_lines(path: Path, values: list[Any]) -> Path:
 
 
 def maker(path: Path, chat: ChatTokenizer | None = None, **rules: Any) -> RowMaker:
-    records = Records(path)
+    records = samples_at(path)
     given: dict[str, Any] = {"max_length": 64, "min_loss_tokens": 1, "limit": None, "vocab_size": VOCAB, "max_positions": None}
-    return RowMaker(records, RowRules(loss_mask=records.loss_mask_rule, model="m", **(given | rules)), chat)
+    return RowMaker(records, RowRules(loss_mask=loss_mask_rule(records), model="m", **(given | rules)), chat)
 
 
 def assistant_text(chat: ChatTokenizer, messages: list[dict[str, str]]) -> list[str]:
@@ -221,22 +231,22 @@ def test_lines_plain_and_compressed(tmp_path: Path, pack: Callable[[bytes], byte
 def test_a_saved_dataset_and_a_token_bank(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7], "loss_mask": [False, True, False]}, {"input_ids": [8], "loss_mask": [True]}]
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
-    assert Records(tmp_path / "saved").loss_mask_rule == GIVEN
+    assert loss_mask_rule(samples_at(tmp_path / "saved")) == GIVEN
     found = list(maker(tmp_path / "saved"))
     assert [(row.name, row.loss_mask.tolist()) for row in found] == [("saved:0", [0, 1, 0]), ("saved:1", [1])]
     banks.make_texts(tmp_path / "texts", 6, shard_rows=4)
     tokens = banks.make_tokens(tmp_path / "tokens", tmp_path / "texts", 6)
-    assert Records(tmp_path / "tokens").loss_mask_rule == ONES_EXCEPT_FIRST
+    assert loss_mask_rule(samples_at(tmp_path / "tokens")) == ONES_EXCEPT_FIRST
     assert [row.input_ids.tolist() for row in maker(tmp_path / "tokens", min_loss_tokens=0)] == tokens
-    before = Records(tmp_path / "saved").sha256
+    before = samples_at(tmp_path / "saved").sha256
     datasets.Dataset.from_list(rows[:1]).save_to_disk(str(tmp_path / "saved"))
-    assert Records(tmp_path / "saved").sha256 != before
+    assert samples_at(tmp_path / "saved").sha256 != before
 
 
 BAD_LINES = [
     (b"{", "column 2: not JSON"),
-    (b"[1]", "a JSON list, expected an object"),
-    (b'{"input_ids": "\xff"}', "not UTF-8 (0xff)"),
+    (b"[1]", "an array, where an object (a record) should be"),
+    (b'{"input_ids": "\xff"}', "not UTF-8 (byte 0xff)"),
     (b"{}", "found the fields of nothing; expected messages"),
     (b'{"text": "a"}', "found the fields text; expected messages"),
     (b'{"messages": [], "input_ids": [1]}', "messages and input_ids both"),
@@ -276,18 +286,18 @@ def test_a_bad_loss_mask_is_named(tmp_path: Path, mask: list[int], expected: str
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
-        Records(tmp_path / "nowhere.jsonl")
+        samples_at(tmp_path / "nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n\n")
     with pytest.raises(InputError, match="holds no sample"):
         maker(tmp_path / "empty.jsonl")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(LINES[0]).encode())[:-5])
-    with pytest.raises(InputError, match="cannot be read to its end"):
+    with pytest.raises(InputError, match="cut off: the compressed data end in the middle"):
         maker(tmp_path / "cut.jsonl.gz")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match="not a saved dataset"):
+    with pytest.raises(InputError, match="no files of records and no saved dataset"):
         maker(tmp_path / "folder")
     datasets.DatasetDict({"train": datasets.Dataset.from_list(LINES)}).save_to_disk(str(tmp_path / "splits"))
-    with pytest.raises(InputError, match=r"several splits\. Give the folder of one: train"):
+    with pytest.raises(InputError, match=r"several splits \(train\)\. Give one of them, as in .*splits:train"):
         maker(tmp_path / "splits")
 
 
@@ -320,7 +330,7 @@ def test_a_sample_past_the_models_positions_is_an_error(tmp_path: Path) -> None:
 
 def test_conversations_without_answers_are_dropped(tmp_path: Path, chats: Callable[[str], ChatTokenizer]) -> None:
     path = write_lines(tmp_path / "chats.jsonl", [{"messages": CHAT[:1]}, {"messages": CHAT[:2], "id": 7}])
-    assert Records(path).loss_mask_rule == ASSISTANT_TOKENS
+    assert loss_mask_rule(samples_at(path)) == ASSISTANT_TOKENS
     rows = maker(path, chats(tiny.CHAT_TEMPLATE))
     kept: list[TokenRow] = list(rows)
     assert [row.name for row in kept] == ["7"]

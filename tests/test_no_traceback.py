@@ -36,7 +36,7 @@ from arrowbank.bank.trunk import TrunkBank
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors
-from arrowbank.inputs.lines import numbered_lines
+from arrowbank.inputs.records import Records
 from arrowbank.targets.chat_template import Renderer, TemplateError
 from tests import every_bank, tiny
 from tests.feature_banks import save_features
@@ -512,8 +512,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 def test_a_line_longer_than_the_limit_is_named(
     tmp_path: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str], verb: str, ending: str, block: str
 ) -> None:
-    if block == "several blocks" and not verb.startswith("scan"):
-        pytest.skip("only the scan reads blocks")
     path = tmp_path / f"lines.jsonl{ending}"
     short = b'{"query": "short", "input_ids": [1, 2, 3, 4], "text": "a"}\n'
     before = 3 if block == "one block" else 40_000  # more than 2 MiB
@@ -557,10 +555,10 @@ def test_the_limit_counts_the_bytes_of_a_line_without_its_end(tmp_path: Path, si
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf" + b"x" * size + end)
     if fits:
-        assert list(numbered_lines(path, 1000)) == [(1, b"x" * size)]
+        assert [record.value for record in Records(path, ["text"], max_line_bytes=1000)] == [{"text": "x" * size}]
     else:
         with pytest.raises(ArrowbankError, match="line 1: longer than 1,000 bytes"):
-            list(numbered_lines(path, 1000))
+            list(Records(path, ["text"], max_line_bytes=1000))
 
 
 @pytest.mark.parametrize("verb", ["scan", "capture", "trunk"])

@@ -151,7 +151,7 @@ class Extractor:
         lines = start = 0
         while start < len(data):
             stop = data.find(b"\n", start + PIECE_BYTES) + 1 or len(data)
-            bad = self._piece(bytes(view[start:stop]), lines, found)
+            bad = self._piece(bytes(view[start:stop]), lines, found, is_checked=not isinstance(block, Span))
             found.settle()
             if bad:
                 return found.extract(bad.line, bad)
@@ -159,12 +159,13 @@ class Extractor:
             start = stop
         return found.extract(lines)
 
-    def _piece(self, data: bytes, before: int, found: Found) -> BadLine | None:
-        """The texts of a few lines, the first of which is number `before` + 1. The error that ends the scan, if there is one."""
+    def _piece(self, data: bytes, before: int, found: Found, *, is_checked: bool) -> BadLine | None:
+        """The texts of a few lines, the first of which is number `before` + 1. The error that ends the scan, if there is one. Lines of a
+        stream were checked for their length when they were read."""
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()
-        if len(data) > self.rules.max_line_bytes:
+        if not is_checked and len(data) > self.rules.max_line_bytes:
             long = next((at for at, line in enumerate(lines) if len(line.rstrip(b"\r")) > self.rules.max_line_bytes), None)
             if long is not None:
                 return line_too_long(before + long + 1, self.rules.max_line_bytes)

@@ -72,9 +72,6 @@ def _text_lines(stream: io.BufferedReader, reading: Reading) -> Lines:
             return
         for line in lines.removesuffix(b"\n").split(b"\n"):
             bare = line.rstrip(b"\r")
-            if len(bare) > reading.max_line_bytes:
-                yield from block.then(line_too_long(1, reading.max_line_bytes))
-                return
             try:
                 text = bare.decode()
             except UnicodeDecodeError as error:

@@ -31,20 +31,34 @@ class DamagedData(Exception):
 def line_blocks(stream: io.BufferedReader, size: int, max_line_bytes: int) -> Iterator[bytes | BadLine]:
     """Whole lines, about `size` bytes at a time, without a BOM ahead of the first.
 
-    A line that is longer than `max_line_bytes` and than a block ends them with an error in line 1 of the rest; whoever reads a block
-    checks the shorter ones.
+    A line that is longer than `max_line_bytes` ends them with an error in line 1 of the rest.
     """
     first = True
     while block := stream.read(size):
         rest = stream.readline(max_line_bytes + 2)
-        long = len(rest.rstrip(b"\r\n")) > max_line_bytes
-        block = block[: block.rfind(b"\n") + 1] if long else block + rest
+        block = block.removeprefix(BOM) if first else block
+        if long := len(rest.rstrip(b"\r\n")) > max_line_bytes:
+            block = block[: block.rfind(b"\n") + 1]
+        else:
+            block += rest
+        if len(block) > max_line_bytes and (stop := _long_line(block, max_line_bytes)) is not None:
+            block, long = block[:stop], True
         if block:
-            yield block.removeprefix(BOM) if first else block
+            yield block
         if long:
             yield line_too_long(1, max_line_bytes)
             return
         first = False
+
+
+def _long_line(block: bytes, most: int) -> int | None:
+    """Where the first line begins that has more bytes."""
+    start = 0
+    for line in block.split(b"\n"):
+        if len(line.rstrip(b"\r")) > most:
+            return start
+        start += len(line) + 1
+    return None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +82,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_spans(path: Path, raw: io.FileIO, size: int, max_line_bytes: int) -> Iterator[Span | BadLine]:
-    """As `line_blocks`, but only the places of the blocks in a file of this machine, for workers to read."""
+    """As `line_blocks`, but only the places of the blocks in a file of this machine, for workers to read and to look for long lines
+    in; here only those are found that are longer than a block."""
     name, end = str(path.absolute()), raw.seek(0, os.SEEK_END)
     raw.seek(0)
     start = len(BOM) if raw.read(len(BOM)) == BOM else 0

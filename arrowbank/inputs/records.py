@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowbank.bank.manifest import joint_sha256
 from arrowbank.errors import InputError
-from arrowbank.inputs.bad_lines import BadLine, line_too_long, parse_line
+from arrowbank.inputs.bad_lines import BadLine, parse_line
 from arrowbank.inputs.formats import Reading
 from arrowbank.inputs.lines import MAX_LINE_BYTES, Span
 from arrowbank.inputs.sources import Print, Source, SourceFile, find_source, fingerprint, read_blocks
@@ -100,11 +100,8 @@ class Records:
     def _lines(self, file: SourceFile, block: bytes, before: int) -> Iterator[Record]:
         name = self.name or file.path.name
         for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), before + 1):
-            bare = line.rstrip(b"\r")
             try:
-                if len(bare) > self.max_line_bytes:
-                    raise line_too_long(1, self.max_line_bytes)
-                value = parse_line(bare, 1, numbers=True)
+                value = parse_line(line, 1, numbers=True)
             except BadLine as bad:
                 self._count(file, bad, number - 1)
                 continue
