@@ -4,7 +4,7 @@ What blocks 1, N/2 − 1 and N − 4 of the target's N = 36 put out (serving eng
 them 2, N/2 and N − 3), the last hidden states after the final norm, losses on the assistant's tokens. The bank is proved by
 the model itself before it is exported.
 
-    python recipes/eagle3_qwen3.py --data chats.jsonl --out eagle3 [--model Qwen/Qwen3-8B]
+    python recipes/eagle3_qwen3.py --source chats.jsonl --out eagle3 [--model Qwen/Qwen3-8B]
 
 writes eagle3/targets (the bank), eagle3/specforge and eagle3/deepspec. The same command goes on after a crash.
 """
@@ -53,12 +53,12 @@ def tiny(data: Path, model: str) -> CaptureConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Capture, prove and export what an Eagle-3 draft learns from.")
-    parser.add_argument("--data", type=Path, required=True, help='chats, JSON lines: {"messages": [{"role", "content"}, …]}')
+    parser.add_argument("--source", type=Path, required=True, help='chats, JSON lines: {"messages": [{"role", "content"}, …]}')
     parser.add_argument("--out", type=Path, required=True, help="folder of the bank and its exports")
     parser.add_argument("--model", default=MODEL, help=f"folder or hub name (default: {MODEL})")
     parser.add_argument("--tiny", action="store_true", help="three low layers of a small model on a CPU, short chats")
     given = parser.parse_args(argv)
-    config = (tiny if given.tiny else eagle3_qwen3)(given.data, given.model)
+    config = (tiny if given.tiny else eagle3_qwen3)(given.source, given.model)
     progress, bank = progress_for(False), given.out / "targets"
     manifest = capture(config, bank, progress=progress)
     for check in verify_targets(bank, config.model, progress=progress):

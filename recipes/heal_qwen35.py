@@ -1,6 +1,6 @@
 """The draft of a Qwen3.5 whose trunk was quantised or edited: its trunk bank, then the healing, with a copy of the draft in NF4.
 
-    python recipes/heal_qwen35.py --model edited --data code=tokens --data chat=chats.jsonl --out healed
+    python recipes/heal_qwen35.py --model edited --source code=tokens --source chat=chats.jsonl --out healed
 
 The checkpoint has its draft under its own names, mtp.*, as Qwen's models bring it. A set gives 192 windows of 2,048 tokens, of which
 every tenth is held out. The bank lies beside the copy (OUT.trunk), and so does the copy in NF4 (OUT.nf4).
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft
-from arrowbank.cli.options import pairs
+from arrowbank.cli.options import sources
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
 from arrowbank.mtp.heal import table
@@ -62,11 +62,11 @@ def tiny(model: str, data: Sequence[tuple[str, str]], copy: str) -> tuple[TrunkC
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Heal the draft of a Qwen3.5 whose trunk has changed.")
     parser.add_argument("--model", required=True, help="folder or hub name of the checkpoint")
-    parser.add_argument("--data", action="append", required=True, metavar="NAME=PATH", help="tokens or texts; repeat it")
+    parser.add_argument("--source", action="append", required=True, metavar="NAME=PATH", help="tokens or texts; repeat it")
     parser.add_argument("--out", type=Path, required=True, help="folder of the copy with the healed draft")
     parser.add_argument("--tiny", action="store_true", help="a small model on a CPU, windows of a few tokens")
     given = parser.parse_args(argv)
-    data, copy = pairs("--data", given.data), f"{given.out}.nf4"
+    data, copy = sources(given.source), f"{given.out}.nf4"
     trunk, heal = trunk_bank(given.model, data), healing(given.model, copy)
     if given.tiny:
         trunk, heal = tiny(given.model, data, copy)

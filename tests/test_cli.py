@@ -41,7 +41,7 @@ CONTRACT = {
     "pull": "revision",
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
     "vocab-size max-shard-bytes to codec spans dry-run restart",
-    "targets capture": "model data layers out max-length min-loss-tokens max-line-bytes "
+    "targets capture": "model source on-bad-line layers out max-length min-loss-tokens max-line-bytes "
     "dry-run last-hidden-norm codec spans target-model restart",
     "targets verify": "model",
     "targets vocab": "draft-vocab",
@@ -50,8 +50,8 @@ CONTRACT = {
     "in2 verify": "filler unique-keys",
     "in2 score": "model out",
     "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
-    "trunk build": "model data out window topk tokens chain layers hold-all last-hidden-norm dtype load-in-4bit device gpu-memory-gb "
-    "tokenizer text-field max-line-bytes dry-run budget-gb workers restart trust-remote-code",
+    "trunk build": "model source out window topk tokens chain layers hold-all last-hidden-norm dtype load-in-4bit device gpu-memory-gb "
+    "on-bad-line tokenizer text-field max-line-bytes dry-run budget-gb workers restart trust-remote-code",
     "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard last-hidden-norm recycle codec also dump "
     "draft-from in-order train-proj init dtype device trust-remote-code restart",
 }
@@ -181,7 +181,8 @@ def test_a_failed_check_is_exit_code_1(built: Path, tmp_path: Path) -> None:
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --shards 2-1", "expected numbers and ranges"),
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --worker 2/2", "numbered 0 to n − 1"),
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --max-batch 0", "max_batch is 0"),
-        ("scan --source train --out o", "expected NAME=PATH"),
+        ("scan --source train= --out o", "expected NAME=PATH"),
+        ("scan --source absent --out o", "absent (source 'absent'): no such file"),
         ("scan --source train=absent.jsonl --out o", "absent.jsonl"),
         ("tokenize {texts} --tokenizer nowhere/at/all --out o", "nowhere/at/all"),
         ("verify", "Missing argument"),

@@ -143,7 +143,7 @@ BOUNDS = {
     "lr": "heal --trunk trunk --model m --out out --lr {}",
     "epochs": "heal --trunk trunk --model m --out out --epochs {}",
     "hard": "heal --trunk trunk --model m --out out --hard {}",
-    "--budget-gb": "trunk build --model m --data a=b --out out --budget-gb {}",
+    "--budget-gb": "trunk build --model m --source a=b --out out --budget-gb {}",
     "samples": "targets verify bank --model m --samples {}",
 }
 

@@ -29,7 +29,7 @@ def test_a_qwen35_with_its_own_draft_is_healed_with_a_copy_in_nf4(tmp_path: Path
     argv = [
         "--model",
         str(made.folder),
-        "--data",
+        "--source",
         f"code={tmp_path / 'rows.jsonl'}",
         "--out",
         str(tmp_path / "healed"),

@@ -523,14 +523,14 @@ def test_a_line_longer_than_the_limit_is_named(
             "capture",
             "--model",
             str(tiny_qwen3),
-            "--data",
+            "--source",
             str(path),
             "--layers",
             "0",
             "--min-loss-tokens",
             "1",
         ),
-        "trunk": ("trunk", "build", "--model", str(tiny_qwen3), "--data", f"a={path}", "--window", "8", "--topk", "2"),
+        "trunk": ("trunk", "build", "--model", str(tiny_qwen3), "--source", f"a={path}", "--window", "8", "--topk", "2"),
     }.get(verb, (*verb.split(), "--source", f"train={path}"))
     if verb == "audit":
         bank = save_features(tmp_path / "bank", np.eye(2, 4, dtype=np.float16), texts=["short", "a"])
@@ -579,8 +579,8 @@ def read_bomb(verb: str, path: str, model: str, out: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     argv = {
         "scan": ["scan", "--source", f"train={path}"],
-        "capture": ["targets", "capture", "--model", model, "--data", path, "--layers", "0"],
-        "trunk": ["trunk", "build", "--model", model, "--data", f"a={path}", "--window", "8", "--topk", "2"],
+        "capture": ["targets", "capture", "--model", model, "--source", path, "--layers", "0"],
+        "trunk": ["trunk", "build", "--model", model, "--source", f"a={path}", "--window", "8", "--topk", "2"],
     }[verb]
     assert main([*argv, "--out", out, "--max-line-bytes", "20000000"]) == 2
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -632,7 +632,7 @@ def test_an_endless_template_ends_the_capture_with_its_name(
     tokenizer = tiny.save_bpe_tokenizer(tmp_path / "hostile", chat_template=TEMPLATES["memory"][0])
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
     argv = ("targets", "capture", "--model", str(tiny_qwen3), "--tokenizer", str(tokenizer), "--layers", "0")
-    said = refused(*argv, "--data", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), capsys=capsys)
+    said = refused(*argv, "--source", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), capsys=capsys)
     assert f"line 1: the chat template of '{tokenizer}' takes more than" in said
 
 
@@ -644,8 +644,8 @@ DEEP = b"[" * 200_000
 def _in_data(path: Path, tmp_path: Path, model: Path) -> Iterator[tuple[str, ...]]:
     path.write_bytes(DEEP + b"\n")
     yield ("scan", "--source", f"a={path}")
-    yield ("targets", "capture", "--model", str(model), "--data", str(path), "--layers", "0")
-    yield ("trunk", "build", "--model", str(model), "--data", f"a={path}", "--window", "8", "--topk", "2")
+    yield ("targets", "capture", "--model", str(model), "--source", str(path), "--layers", "0")
+    yield ("trunk", "build", "--model", str(model), "--source", f"a={path}", "--window", "8", "--topk", "2")
 
 
 def test_deep_json_in_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_qwen3: Path) -> None:

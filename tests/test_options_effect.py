@@ -172,10 +172,14 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
     ),
     ("in2 probes --length 600 --vocab 1000 --filler filler.bin --out out", "--tokenizer tokenizer", "token ids"),
     ("in2 build --arm c --length 600 --examples 4 --filler filler.bin --out out --no-mirror", "--shards 1", "--no-mirror"),
-    ("targets capture --model model --layers 0 --data ids.jsonl --out out --device cpu", "--tokenizer tokenizer", "token rows"),
-    (f"{TRUNK} --data a=ids.jsonl@400 --hold-all", "--tokens 400", "@TOKENS"),
-    (f"{TRUNK} --data a=ids.jsonl --hold-all --device cpu", "--tokenizer tokenizer", "data of token ids"),
-    (f"{TRUNK} --data a=lines.txt --hold-all --device cpu", "--text-field text", "data without named fields"),
+    (
+        "targets capture --model model --layers 0 --source ids.jsonl --out out --device cpu",
+        "--tokenizer tokenizer",
+        "token rows",
+    ),
+    (f"{TRUNK} --source a=ids.jsonl@400 --hold-all", "--tokens 400", "@TOKENS"),
+    (f"{TRUNK} --source a=ids.jsonl --hold-all --device cpu", "--tokenizer tokenizer", "data of token ids"),
+    (f"{TRUNK} --source a=lines.txt --hold-all --device cpu", "--text-field text", "data without named fields"),
 ]
 
 
@@ -357,13 +361,13 @@ def test_what_a_folder_of_sources_holds_beside_is_named(tmp_path: Path) -> None:
     source = tmp_path / "episodes"
     source.mkdir()
     (source / "a.jsonl").write_text('{"query": "a"}\n')
-    for name in ("notes.txt", "b.csv", "more.json"):
+    for name in ("notes.txt", "b.rst", "more.json"):
         (source / name).write_text("x")
     (source / "deeper").mkdir()
     (source / ".hidden").write_text("x")
     said = Said()
     scan(ScanConfig(sources=(("train", source),)), tmp_path / "texts", progress=said)
-    assert said.unread == [f"{source}: not read: files b.csv, deeper, more.json, notes.txt"]
+    assert said.unread == [f"{source}: not read: files b.rst, deeper, more.json, notes.txt"]
 
 
 def captured(place: Path, data: Path, out: Path, said: Said) -> None:

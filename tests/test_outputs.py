@@ -62,7 +62,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "targets import": ("targets import dump --target-model m --layers 1,2,3 --out {out} --restart", "dump"),
     "targets import --to": ("targets import dump --target-model m --layers 1,2,3 --to deepspec --out {out} --restart", "dump"),
     "targets capture": (
-        "targets capture --model model --tokenizer other-model --data chats.jsonl --layers 0 --out {out} --restart",
+        "targets capture --model model --tokenizer other-model --source chats.jsonl --layers 0 --out {out} --restart",
         "model other-model chats.jsonl",
     ),
     "in2 build": (f"in2 build {ARM} --filler ids/filler.bin --out {{out}} --restart", "ids/filler.bin"),
@@ -76,7 +76,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "probes model other-model ids/filler.bin",
     ),
     "trunk build": (
-        "trunk build --model model --tokenizer other-model --data a=rows.jsonl --data b=router/tokens --out {out} --restart",
+        "trunk build --model model --tokenizer other-model --source a=rows.jsonl --source b=router/tokens --out {out} --restart",
         "model other-model rows.jsonl router/tokens router/texts",
     ),
     "heal": (
@@ -117,7 +117,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterato
         make_target_bank(Path("targets"))
         Path("chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in tiny.conversations(3)))
         trunk_banks.write_ids(Path("rows.jsonl"), 20)
-        argv = "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --out trunk --device cpu"
+        argv = "trunk build --model model --source a=rows.jsonl --window 16 --topk 4 --tokens 400 --out trunk --device cpu"
         assert main(argv.split()) == 0
         assert main(["audit", "router/features", "more/features", "--out", "audit.json"]) == 0
         assert all(Path(name).exists() for name in WORLD.split())
@@ -239,7 +239,7 @@ def test_folders_that_are_made_beside_an_output_are_outputs(world: Path, capsys:
     shutil.copytree("router/tokens", "few-tokens")
     verbs = {
         "few-texts": "select few-tokens --texts few-texts --limit 2 --out few",
-        "few-taps": "trunk build --model few-taps --data a=rows.jsonl --layers 0 --out few",
+        "few-taps": "trunk build --model few-taps --source a=rows.jsonl --layers 0 --out few",
         "few.heal": "heal --trunk trunk --model few.heal --out few",
     }
     try:
@@ -454,8 +454,8 @@ WRITES = {
 # commands of VERBS that would be refused for another reason before they look at the folder, as they are refused for the folder alone
 RUNS = {
     "encode": "encode router/tokens --model model --device cpu --out {out} --restart",
-    "targets capture": "targets capture --model model --data rows.jsonl --layers 0 --min-loss-tokens 1 --device cpu --out {out} --restart",
-    "trunk build": "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --device cpu --out {out} --restart",
+    "targets capture": "targets capture --model model --source rows.jsonl --layers 0 --min-loss-tokens 1 --restart --out {out}",
+    "trunk build": "trunk build --model model --source a=rows.jsonl --window 16 --topk 4 --tokens 400 --device cpu --out {out} --restart",
 }
 # a refusal is for the folder where it says one of these
 FOR_THE_FOLDER = (
@@ -533,7 +533,7 @@ def test_the_texts_of_a_selection_and_the_taps_of_a_trunk_bank_are_of_their_kind
         shutil.copytree(there["features"], tmp_path / f"out{suffix}")
     before = everything(tmp_path / "out-texts"), everything(tmp_path / "out-taps")
     assert main(["select", "router/tokens", "--limit", "2", "--out", str(tmp_path / "out"), "--restart"]) == 2
-    argv = "trunk build --model model --data a=rows.jsonl --window 16 --topk 4 --tokens 400 --layers 0 --device cpu --restart --out"
+    argv = "trunk build --model model --source a=rows.jsonl --window 16 --topk 4 --tokens 400 --layers 0 --device cpu --restart --out"
     assert main([*argv.split(), str(tmp_path / "out")]) == 2
     assert (everything(tmp_path / "out-texts"), everything(tmp_path / "out-taps")) == before
     assert "holds a bank of features, this command writes one of taps" in capsys.readouterr().err

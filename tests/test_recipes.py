@@ -120,7 +120,7 @@ def test_chats_become_a_proved_bank_and_two_trainers_files(tmp_path: Path, capsy
     model = tiny.save_qwen3(tmp_path / "model", layers=4, chat_template=tiny.CHAT_TEMPLATE)
     chats = tiny.conversations(9)
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    argv = ["--data", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), "--model", str(model), "--tiny"]
+    argv = ["--source", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), "--model", str(model), "--tiny"]
     assert eagle3_qwen3.main(argv) == 0
     assert capsys.readouterr().out.endswith("out: 9 chats in targets, specforge and deepspec.\n")
     bank = open_bank(tmp_path / "out" / "targets")

@@ -522,7 +522,7 @@ def test_the_command_line(
     model: Path, data: tuple[TrunkData, TrunkData], whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["trunk", "build", "--model", str(model), "--out", str(tmp_path / "bank"), "--device", "cpu"]
-    argv += ["--data", f"a={data[0].path}", "--data", f"b={data[1].path}@{data[1].tokens}", "--window", str(WINDOW)]
+    argv += ["--source", f"a={data[0].path}", "--source", f"b={data[1].path}@{data[1].tokens}", "--window", str(WINDOW)]
     argv += ["--topk", str(TOPK), "--tokens", str(10 * WINDOW + 30), "--layers", "0,2", "--max-shard-bytes", "40000"]
     assert main([*argv, "--dry-run"]) == 0
     assert "windows          17 (770 tokens), 1 held out" in capsys.readouterr().out

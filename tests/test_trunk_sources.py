@@ -207,15 +207,16 @@ def test_a_bank_without_tokens_is_refused(tiny_qwen3: Path, tmp_path: Path) -> N
         ("code@7=tokens@500", TrunkData("code", "tokens", 500)),
         ("code=me@home/tokens", TrunkData("code", "me@home/tokens")),
         ("code=a=b@9", TrunkData("code", "a=b", 9)),
+        ("some/code.jsonl.gz@7", TrunkData("code", "some/code.jsonl.gz", 7)),
     ],
 )
 def test_sets_are_named_and_capped(value: str, expected: TrunkData) -> None:
     assert data_sets([value]) == (expected,)
 
 
-@pytest.mark.parametrize("value", ["tokens", "=tokens", "code=", "code=tokens@0"])
+@pytest.mark.parametrize("value", ["", "=tokens", "code=", "code=tokens@0"])
 def test_a_set_that_is_none_is_refused(value: str) -> None:
-    with pytest.raises(InputError, match="--data"):
+    with pytest.raises(InputError, match="--source"):
         data_sets([value])
 
 

@@ -108,7 +108,7 @@ class TrunkBank(Bank):
             raise InputError(
                 f"{self.folder}: {len(self):,} windows, {len(rows):,} of them to train on; training with {batch} windows a batch "
                 f"needs at least {needed} windows ({WINDOWS_A_BATCH} a window of the batch) that are not all held out. Build a "
-                "bank of more --data or --tokens, without --hold-all, or give a smaller batch."
+                "bank of more --source or --tokens, without --hold-all, or give a smaller batch."
             )
         return rows
 

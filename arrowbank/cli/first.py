@@ -28,9 +28,9 @@ Begin here
 
 Make a bank of your own
   arrowbank build --source train=train.jsonl --model Qwen/Qwen3-4B --out router        texts → vectors
-  arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,32 --out targets
+  arrowbank targets capture --model Qwen/Qwen3-8B --source chats.jsonl --layers 1,17,32 --out targets
   arrowbank in2 build --arm c --length 16384 --examples 6000 --filler train_0.bin --out arm_c
-  arrowbank trunk build --model Org/Model --data chat=chats.jsonl --out trunk
+  arrowbank trunk build --model Org/Model --source chat=chats.jsonl --out trunk
 
 Look at what there is
   arrowbank info FOLDER        what any folder is, and what to run next

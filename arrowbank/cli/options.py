@@ -11,7 +11,7 @@ import typer
 from arrowbank.cli.parameters import Common as Common
 from arrowbank.errors import InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES
-from arrowbank.settings import Positive, checked_value, refuse_unread
+from arrowbank.settings import Old, Positive, checked_value, refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank.features.config import EncodeConfig
@@ -57,7 +57,7 @@ WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This jo
 
 
 OnBadLine = Annotated[
-    str | None, _build("--on-bad-line", metavar="error|skip", show_default="error", help="What a line that is not JSON does.")
+    str | None, _build("--on-bad-line", metavar="error|skip", show_default="error", help="What a line does that is no record.")
 ]
 
 
@@ -75,7 +75,7 @@ class ScanOptions:
         _build(
             "--source",
             metavar="NAME=PATH",
-            help="A split and its file or folder; repeat it. .jsonl (.gz, .zst), Parquet, Arrow, saved dataset.",
+            help="A split, and a file, folder, saved dataset or address of records; repeat it.",
         ),
     ]
     field: Annotated[
@@ -96,7 +96,7 @@ class ScanOptions:
         return make(
             ScanConfig,
             self,
-            sources=pairs("--source", self.source),
+            sources=sources(self.source),
             fields=pairs("--field", self.field) or None,
             onto=onto,
         )
@@ -277,8 +277,12 @@ class ModelOptions:
 class CaptureOptions(ModelOptions, StoreOptions):
     """What decides a captured target bank, and where the model runs."""
 
-    data: Annotated[
-        str, _build("--data", metavar="FILE", help="Conversations or token rows: .jsonl (.gz, .zst), a saved dataset.")
+    source: Annotated[
+        str,
+        _build(
+            "--source", metavar="[NAME=]PATH", help="Conversations or token rows: a file, folder, saved dataset or address."
+        ),
+        Old("--data"),
     ]
     layers: Annotated[
         str, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,17,32 (−1: embeddings).")
@@ -296,16 +300,21 @@ class CaptureOptions(ModelOptions, StoreOptions):
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
+    on_bad_line: OnBadLine = None
     max_line_bytes: MaxLineBytes = None
 
     def config(self, *, trust_remote_code: bool) -> CaptureConfig:
         from arrowbank.engine.plan import BatchRules
         from arrowbank.targets.capture import CaptureConfig
 
+        ((name, place),) = sources([self.source])
+
         return make(
             CaptureConfig,
             self,
             model=self.model_config(trust_remote_code=trust_remote_code),
+            data=place,
+            source_name=None if place == self.source else name,
             target_layer_ids=layer_list(self.layers),
             rules=make(BatchRules, self),
         )
@@ -345,6 +354,13 @@ def make(kind: Callable[..., Config], options: object, **others: Any) -> Config:
 def billions(option: str, value: float | None) -> int | None:
     """A number of 10^9 bytes as bytes."""
     return None if value is None else int(checked_value(value, Positive, option) * 1e9)
+
+
+def sources(values: list[str] | None) -> tuple[tuple[str, str], ...]:
+    """NAME=PATH values, or paths alone, as pairs."""
+    from arrowbank.inputs.sources import named_source
+
+    return tuple(map(named_source, values or ()))
 
 
 def pairs(option: str, values: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -56,7 +56,7 @@ def audit(
         str | None, typer.Argument(metavar="EVAL_BANK", help="In place of sources: a bank audited against BANK.")
     ] = None,
     source: Annotated[
-        list[str] | None, typer.Option("--source", metavar="NAME=PATH", help="A split and its file or folder; repeat it.")
+        list[str] | None, typer.Option("--source", metavar="NAME=PATH", help="A split, and where its records are; repeat it.")
     ] = None,
     field: Annotated[
         list[str] | None,
@@ -86,7 +86,7 @@ def audit(
     from arrowbank.features.audit import audit as run
     from arrowbank.features.scan import ScanConfig
 
-    sources = o.pairs("--source", source)
+    sources = o.sources(source)
     if not sources:
         refuse_unread(
             "two banks, which have their own texts", field=field, on_bad_line=on_bad_line, max_line_bytes=max_line_bytes

@@ -59,7 +59,7 @@ def capture(
 ) -> None:
     """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
 
-    Example: arrowbank targets capture --model Qwen/Qwen3-8B --data chats.jsonl --layers 1,17,32 --out targets
+    Example: arrowbank targets capture --model Qwen/Qwen3-8B --source chats.jsonl --layers 1,17,32 --out targets
     """
     from arrowbank.targets.capture import capture as run
     from arrowbank.targets.capture import estimate_capture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, Tokenizer, billions, layer_list, make, pairs
+from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, OnBadLine, Tokenizer, billions, layer_list, make
 from arrowbank.cli.show import CHECK_FAILED, finish, progress_for
 from arrowbank.cli.spread import spread
 from arrowbank.settings import Old
@@ -28,13 +28,14 @@ _run = partial(typer.Option, rich_help_panel=RUN)
 class TrunkOptions(ModelOptions):
     """What decides a trunk bank, and where the model runs."""
 
-    data: Annotated[
+    source: Annotated[
         list[str],
         _build(
-            "--data",
-            metavar="NAME=BANK@TOKENS",
-            help="A set; repeat it. A token or texts bank, a saved dataset, .jsonl, .txt; @TOKENS: taken instead of --tokens.",
+            "--source",
+            metavar="NAME=PATH@TOKENS",
+            help="A set; repeat it. A bank, file, folder, saved dataset or address; @TOKENS: taken instead of --tokens.",
         ),
+        Old("--data"),
     ]
     window: Annotated[int, _build("--window", help="Tokens a window.")] = 2048
     topk: Annotated[int, _build("--topk", help="Most likely next tokens kept a row.")] = 64
@@ -63,6 +64,7 @@ class TrunkOptions(ModelOptions):
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
     budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
+    on_bad_line: OnBadLine = None
     max_line_bytes: MaxLineBytes = None
 
     def config(self, *, trust_remote_code: bool) -> TrunkConfig:
@@ -73,7 +75,7 @@ class TrunkOptions(ModelOptions):
             TrunkConfig,
             self,
             model=self.model_config(trust_remote_code=trust_remote_code),
-            data=data_sets(self.data),
+            data=data_sets(self.source),
             layers=layer_list(self.layers) or (),
             rules=make(BatchRules, self),
             budget_bytes=billions("--budget-gb", self.budget_gb),
@@ -81,13 +83,15 @@ class TrunkOptions(ModelOptions):
 
 
 def data_sets(values: list[str]) -> tuple[TrunkData, ...]:
-    """NAME=BANK@TOKENS values (also NAME@TOKENS=BANK) as data sets."""
+    """NAME=PATH@TOKENS values (also NAME@TOKENS=PATH, or a path alone) as data sets."""
+    from arrowbank.inputs.sources import named_source
     from arrowbank.mtp.trunk_plan import TrunkData
 
     found = []
-    for given_name, given_path in pairs("--data", values):
+    for value in values:
+        whole, of_path = _capped(value)
+        given_name, path = named_source(whole)
         name, of_name = _capped(given_name)
-        path, of_path = _capped(given_path)
         found.append(TrunkData(name, path, of_name if of_path is None else of_path))
     return tuple(found)
 
@@ -110,7 +114,7 @@ def build(
 ) -> None:
     """Run a model over packed windows; keep its hidden states and most likely next tokens. The same command again goes on.
 
-    Example: arrowbank trunk build --model Qwen/Qwen3-Next-80B-A3B-Instruct --data code=tokens --out trunk
+    Example: arrowbank trunk build --model Qwen/Qwen3-Next-80B-A3B-Instruct --source code=tokens --out trunk
     """
     from arrowbank.mtp.trunk_build import build_trunk, estimate_trunk
 

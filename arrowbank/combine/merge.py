@@ -176,7 +176,7 @@ FIND: dict[str, Callable[[Sequence[Bank], Callable[[int], None]], Overlap]] = {
 INSTEAD = {
     "tokens": "Merge their texts banks and tokenize the result: that gives the same ids.",
     "in2": "Build one arm of as many examples (another --seed gives other ones).",
-    "trunk": "Build one trunk bank of all sets: --data NAME=FILE may be repeated.",
+    "trunk": "Build one trunk bank of all sets: --source NAME=FILE may be repeated.",
 }
 
 # what must be equal in all banks, beside what `vectors_recipe` says

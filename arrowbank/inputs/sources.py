@@ -39,11 +39,13 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def named_source(value: str) -> tuple[str, str]:
-    """The (name, place) that NAME=PLACE is, or PLACE alone, whose name is the file's without its suffixes, the folder's, or the split's.
+    """The (name, place) that NAME=PATH is, or a path alone, whose name is the file's without its suffixes, the folder's, or the split's.
 
     What stands ahead of the equals sign is no name where it has a slash: it is a part of the place then.
     """
     name, equals, place = value.partition("=")
+    if not value or (equals and not (name and place)):
+        raise InputError(f"--source {value!r}: expected NAME=PATH, or a path alone, as in --source train=train.jsonl.")
     if equals and "/" not in name and os.sep not in name:
         return name, place
     return _name_of(value), value
@@ -149,7 +151,7 @@ def find_source(name: str, place: str | Path) -> Source:
                     f"{path} (source {name!r}): a dataset that is not whole (no state.json). Finish it, or give another."
                 )
             found = _data_files(name, files)
-        return Source(name, path, tuple(found), tuple(_beside(names, found)))
+        return Source(name, path, tuple(found), tuple(_beside(path, names, found)))
 
 
 def _place(value: str) -> tuple[Path | RemotePath, str | None]:
@@ -204,8 +206,10 @@ def _split(name: str, folder: Path | RemotePath, split: str | None) -> str:
     )
 
 
-def _beside(names: Sequence[str], files: Sequence[SourceFile]) -> list[str]:
+def _beside(folder: Path | RemotePath, names: Sequence[str], files: Sequence[SourceFile]) -> list[str]:
     """What else is in a folder of sources; beside a saved dataset, only data files that it does not name."""
+    if isinstance(folder, Path):  # folders, too
+        names = sorted(path.name for path in folder.iterdir() if path.name[0] not in "._")
     read = {file.path.name for file in files}
     return [name for name in names if name not in read and (name.endswith(".arrow") or "state.json" not in names)]
 

@@ -37,13 +37,13 @@ FILES_OVERHEAD = 4300  # manifest, card, column types
 class TrunkData(Settings):
     """A data set: its name, where it lies, and how many tokens are taken of it (None: as many as of the others)."""
 
-    name: Annotated[str, Flag("--data")]
-    path: Annotated[str | Path, Flag("--data")]
-    tokens: Annotated[Count, Flag("--data")] | None = None
+    name: Annotated[str, Flag("--source")]
+    path: Annotated[str | Path, Flag("--source")]
+    tokens: Annotated[Count, Flag("--source")] | None = None
 
     def check(self) -> None:
         if not self.name or not str(self.path):
-            raise InputError(f"--data {self.name}={self.path}: expected NAME=PATH, as in --data code=tokens.")
+            raise InputError(f"--source {self.name}={self.path}: expected NAME=PATH, as in --source code=tokens.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class TrunkPlan:
             each = ", ".join(f"{one.name} {len(one.lengths)}" for one in windows.sets)
             raise InputError(
                 f"too few windows: {len(windows)} ({each}) of {self.config.window} tokens; expected at least {HELD_OUT_EVERY}, "
-                "since every tenth is held out to measure on. Give more --data or --tokens, a smaller --window, or --hold-all "
+                "since every tenth is held out to measure on. Give more --source or --tokens, a smaller --window, or --hold-all "
                 "for a bank of evaluation only."
             )
         return windows

@@ -30,7 +30,7 @@ CHAIN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_laye
 
 DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 ENCODE = "arrowbank encode TOKENS --model {folder} --out DIR"
-CAPTURE = "\narrowbank targets capture --model {folder} --data FILE --layers LIST --out DIR"
+CAPTURE = "\narrowbank targets capture --model {folder} --source FILE --layers LIST --out DIR"
 
 
 @dataclass(frozen=True)

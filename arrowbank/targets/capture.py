@@ -179,7 +179,7 @@ class CaptureConfig(Settings):
     """
 
     model: ModelConfig
-    data: str | Path
+    data: Annotated[str | Path, Flag("--source")]
     target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")]
     tokenizer: Place | None = None
     target_model: str | None = None

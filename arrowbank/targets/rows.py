@@ -123,6 +123,7 @@ class RowMaker:
         """The rows that are kept. InputError for a sample that is no good, and where none is kept."""
         self.counts = RowCounts()
         for record in islice(self.records, self.rules.limit):
+            name = _name_of(record)
             ids, mask = self._tokens(record)
             self._note_unread(record)
             self._check_vocabulary(record, ids)
@@ -134,7 +135,7 @@ class RowMaker:
             self._check_positions(record, len(ids))
             self.counts.kept += 1
             self.counts.truncated += truncated
-            yield TokenRow(_name_of(record), ids, mask)
+            yield TokenRow(name, ids, mask)
         self.counts.bad_lines = self.records.bad_lines
         if not self.counts.kept:
             raise InputError(

@@ -290,7 +290,7 @@ def _capture(model: Path, data: Path, here: Path) -> str:
     return line(
         *words("targets capture --layers 0,1 --device cpu --dry-run --min-loss-tokens 1 --model"),
         model,
-        "--data",
+        "--source",
         data,
         "--out",
         here / "out",
@@ -349,7 +349,7 @@ def _models(rng: random.Random, world: Path, here: Path) -> str:
             *words("trunk build --dry-run --device cpu --window 24 --topk 8 --tokens 600"),
             "--model",
             model,
-            "--data",
+            "--source",
             f"a={world}/rows.jsonl",
             "--out",
             here / "out",
@@ -362,7 +362,7 @@ def _rows(rng: random.Random, world: Path, here: Path) -> str:
     ending, data = packed(rng, edit_lines(rng, read(world / "rows.jsonl")))
     source = put(here / f"in.jsonl{ending}", data)
     shape = words("trunk build --dry-run --device cpu --window 24 --topk 8 --tokens 60 --model")
-    return line(*shape, world / "draft", "--data", f"a={source}", "--out", here / "out")
+    return line(*shape, world / "draft", "--source", f"a={source}", "--out", here / "out")
 
 
 LOOKED_AT = {
@@ -515,7 +515,7 @@ OPTIONS = words(
     "--out --source --onto --field --strict --on-bad-line --restart --tokenizer --max-tokens --special-tokens --on-long --prompt "
     "--num-proc --model --encoder --pooling --layer --no-normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
     "--shards --worker --where --to --stride --last-hidden-norm --max-shard-bytes --codec --spans --target-model --layers --loss-mask "
-    "--on-nonfinite --arm --examples --length --filler --triples --decoys --seed --vocab --data --window --topk --tokens --chain "
+    "--on-nonfinite --arm --examples --length --filler --triples --decoys --seed --vocab --source --window --topk --tokens --chain "
     "--last-hidden-norm --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json -h "
     "--version --nothing --dry-run --budget-gb --texts --draws --confidence --positions --blocks --revision --license"
 )
@@ -642,6 +642,6 @@ def _nothing(rng: random.Random, world: Path, here: Path) -> str:
             line("info", source),
             line("verify", source),
             line("in2", "probes", "--filler", source, "--length", number, "--out", here / "out"),
-            line("trunk", "build", "--model", "draft", "--data", f"a={source}@{number}", "--dry-run", "--out", here / "out"),
+            line("trunk", "build", "--model", "draft", "--source", f"a={source}@{number}", "--dry-run", "--out", here / "out"),
         )
     )

@@ -16,7 +16,7 @@ from tests.soak.children import Child, command_line, empty
 
 TABLE = "--encoder tests.banks:TableEncoder --shard-rows 12 --max-batch 4 --token-budget 64"
 ARM = "--length 600 --examples 7 --triples 6 --key-len 2 --val-len 3 --alphabet 300 --vocab 1000 --filler filler.bin"
-CAPTURE = "--model qwen3 --data chats.jsonl --layers 0,1 --max-length 60 --max-batch 4 --token-budget 300 --min-loss-tokens 1"
+CAPTURE = "--model qwen3 --source chats.jsonl --layers 0,1 --max-length 60 --max-batch 4 --token-budget 300 --min-loss-tokens 1"
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ COMMANDS = [
     Command("in2 score", "in2 score probes --model qwen3 --device cpu --draws 20 --no-plot --out {out}", weight=0.5),
     Command(
         "trunk build",
-        "trunk build --model draft --data a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
+        "trunk build --model draft --source a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
         "--max-shard-bytes 12000 --device cpu --out {out}",
     ),
     Command(
         "trunk build, processes",
-        "trunk build --model draft --data a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
+        "trunk build --model draft --source a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
         "--max-shard-bytes 12000 --device cpu --workers 2 --out {out}",
         workers=True,
         weight=0.15,
@@ -140,7 +140,7 @@ PREPARE = [
     "targets import other-dump --target-model m --layers 1,11,21 --out other/targets",
     f"in2 build --arm c {ARM} --shards 2 --min-distance 8 --out arm",
     "in2 probes --length 300 --filler ids.bin --vocab 500 --alphabet 300 --key-len 2 --val-len 3 --out probes",
-    "trunk build --model draft --data a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
+    "trunk build --model draft --source a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
     "--device cpu --out trunk",
     *(
         f"export {bank} --to {name} --out export-{name}"
