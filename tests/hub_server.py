@@ -219,10 +219,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def tree(self, repo: str, revision: str, folder: str | None = None) -> None:
         found = self._at(repo, revision)
-        if found and folder:
+        if not found:
+            return
+        prefix = f"{folder}/" if folder else ""
+        inside = {name: file for name, file in sorted(found[2].items()) if name.startswith(prefix)}
+        if folder and not inside:
             self._json({"error": f"{folder} does not exist"}, 404, "EntryNotFound")
-        elif found:
-            self._json([_entry(name, *file) for name, file in sorted(found[2].items())])
+        elif "recursive=true" in self.path.lower():
+            self._json([_entry(name, *file) for name, file in inside.items()])
+        else:
+            deeper = dict.fromkeys(
+                name.removeprefix(prefix).partition("/")[0] for name in inside if "/" in name.removeprefix(prefix)
+            )
+            folders = [{"type": "directory", "path": prefix + name, "oid": blob(name.encode())} for name in deeper]
+            self._json([*folders, *(_entry(n, *file) for n, file in inside.items() if "/" not in n.removeprefix(prefix))])
 
     def paths_info(self, repo: str, revision: str) -> None:
         if found := self._at(repo, revision):

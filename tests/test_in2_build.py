@@ -316,7 +316,7 @@ def test_fillers_that_are_refused(tmp_path: Path) -> None:
         "floats.npy": "float64 of shape",
         "negative.npy": "id -1 at token 0",
         "gone.bin": "no such filler",
-        "folder": "a folder that is no bank",
+        "folder": "no files of records",
         "other": "a bank of in2",
     }.items():
         with pytest.raises(InputError, match=f"{name}: .*{words}"):

@@ -167,7 +167,7 @@ def test_windows_of_all_sets_are_there_in_their_order(
 
 def test_the_manifest_says_what_was_computed_of_what(whole: Path, model: Path) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
-    assert manifest["counts"] == {"windows": 17, "held_out": 1, "tokens": 15 * WINDOW + 50}
+    assert manifest["counts"] == {"windows": 17, "held_out": 1, "tokens": 15 * WINDOW + 50, "bad_lines": 0}
     assert (manifest["window"], manifest["topk"], manifest["chain"], manifest["hidden_size"]) == (WINDOW, TOPK, 3, 32)
     assert (manifest["model_path"], manifest["vocab_size"]) == (str(model), 512)
     assert manifest["model_fingerprint"] == manifest["recipe"]["model"]["model_sha256"]

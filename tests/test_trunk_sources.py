@@ -157,7 +157,7 @@ def test_bad_input_is_named(tiny_qwen3: Path, tmp_path: Path) -> None:
         (tmp_path / "columns", "a dataset of the columns other; expected input_ids, or a text column"),
         (tmp_path / "latin.txt", "line 1, column 3: not UTF-8"),
         (tmp_path / "cut.jsonl.gz", "cut.jsonl.gz: cut off: the compressed data end"),
-        (write(tmp_path / "a.rst", "a"), "a.rst (source ''): not a known kind of file"),
+        (write(tmp_path / "a.rst", "a"), "a.rst: not a known kind of file"),
         (write(tmp_path / "1.jsonl", good, "{"), "1.jsonl, line 2, column 2: not JSON"),
         (write(tmp_path / "2.jsonl", "[" * 100_000), "2.jsonl, line 1, column 100000: nested too deeply"),
         (write(tmp_path / "3.jsonl", [1, 2]), "line 1, column 1: an array, where an object (a record) should be"),

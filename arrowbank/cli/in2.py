@@ -25,7 +25,7 @@ Filler = Annotated[
     typer.Option(
         "--filler",
         metavar="FILE ...",
-        help="Token ids (.bin, .npy), or a bank of tokens or texts; several, or repeat it.",
+        help="Token ids (.bin, .npy), a bank of tokens or texts, or records with texts; several, or repeat it.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -47,7 +47,7 @@ class SpanOptions:
     vocab: Annotated[int, _what("--vocab", help="All ids lie below it.")] = 50304
     seed: Annotated[int, _what("--seed", help="The same for all arms that are compared.")] = 0
     dtype: Annotated[str, _what("--dtype", metavar="uint16|uint32", help="Of the ids that are written.")] = "uint16"
-    tokenizer: Annotated[str | None, _what("--tokenizer", metavar="M", help="For a filler that is a bank of texts.")] = None
+    tokenizer: Annotated[str | None, _what("--tokenizer", metavar="M", help="For a filler of texts.")] = None
 
 
 @spread

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
 from arrowbank.bank.manifest import MANIFEST, parsed_json
+from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.in2.build import KIND, config_of
 from arrowbank.in2.config import In2Config
@@ -92,7 +93,7 @@ class Arm:
     def fillers(self, given: Sequence[str | Path] | None) -> list[Filler]:
         """The sources of the filler: where the manifest says, or `given`. Raises InputError where one is gone or another."""
         entries = self.bank.manifest["fillers"]
-        paths = given or [self.folder / entry["path"] for entry in entries]
+        paths = given or [entry["path"] if is_address(entry["path"]) else self.folder / entry["path"] for entry in entries]
         if len(paths) != len(entries):
             raise InputError(f"{self.folder}: built from {len(entries)} fillers, {len(paths)} are given.")
         opened = []

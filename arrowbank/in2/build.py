@@ -28,6 +28,7 @@ from arrowbank.bank.files import publishing, require_space
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
+from arrowbank.bank.remote.addresses import is_address
 from arrowbank.engine import Report
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.errors import InputError
@@ -217,7 +218,7 @@ def recipe_of(config: In2Config, entries: Sequence[dict[str, Any]]) -> dict[str,
 
 def filler_paths(entries: Sequence[dict[str, Any]], out: str | Path) -> list[dict[str, Any]]:
     """Fillers for a manifest: with their paths as seen from the bank, so that both can move together."""
-    return [{**entry, "path": os.path.relpath(entry["path"], out)} for entry in entries]
+    return [entry if is_address(entry["path"]) else {**entry, "path": os.path.relpath(entry["path"], out)} for entry in entries]
 
 
 def _mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder: Path) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""Where filler comes from: files of token ids, and banks, all read as one long run of ids without loading it.
+"""Where filler comes from: files of token ids, banks, and records with texts, all read as one long run of ids without loading it.
 
     NAME.bin   headerless little-endian uint16; or, where it starts with the magic number, llm.c's 256 int32 and then uint16
     NAME.npy   a one-dimensional array of integers
     a folder   a token bank of ours, or a texts bank, which is tokenized (its rows follow each other with nothing between)
+    records    of any known format, with the field `text`: tokenized in the same way
 
 A filler is looked at once before anything is built: every id must lie below the vocabulary. What a file's name says of itself counts:
 a train split is not built from a validation file.
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +25,13 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
-from arrowbank.bank.manifest import MANIFEST, read_json
+from arrowbank.bank.manifest import MANIFEST, read_json, short_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal
+from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import InputError
+from arrowbank.inputs.formats import TEXT
+from arrowbank.inputs.records import Records, is_text
 from arrowbank.settings import refuse_unread
 
 Ids = npt.NDArray[Any]
@@ -106,21 +111,18 @@ class BankFiller:
 
 
 class TextFiller:
-    """The ids of a texts bank: tokenized once, without special tokens, and kept (four bytes a token)."""
+    """The ids of texts: tokenized once, without special tokens, and kept (four bytes a token). `digest` is of the texts."""
 
-    def __init__(self, bank: Bank, tokenizer: str) -> None:
+    def __init__(self, texts: Iterable[str], digest: str, tokenizer: str) -> None:
         from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
-        bank.check_hashes()
         loaded = load_tokenizer(tokenizer)
-        self.digest = hashlib.sha256(f"{bank.content_digest} {tokenizer_fingerprint(loaded)}".encode()).hexdigest()
-        parts: list[Ids] = []
-        for batch in bank.shards():
-            column = batch.column("text")
-            for start in range(0, len(column), TEXTS_AT_ONCE):
-                texts = column.slice(start, TEXTS_AT_ONCE).to_pylist()
-                encoded = loaded.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-                parts += [np.array(one.ids, np.uint32) for one in encoded]
+        self.digest = hashlib.sha256(f"{digest} {tokenizer_fingerprint(loaded)}".encode()).hexdigest()
+        parts: list[Ids] = [np.empty(0, np.uint32)]
+        following = iter(texts)
+        while some := list(islice(following, TEXTS_AT_ONCE)):
+            encoded = loaded.backend_tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            parts += [np.array(one.ids, np.uint32) for one in encoded]
         self._ids = np.concatenate(parts)
 
     def __len__(self) -> int:
@@ -146,19 +148,31 @@ def check_names(paths: Sequence[str | Path], split: str) -> None:
 
 def open_filler(path: str | Path, tokenizer: str | None = None) -> Filler:
     """The filler in `path`. Raises InputError for what is not one; ids are not looked at."""
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such filler. Give a file of token ids (.bin, .npy), or a bank of tokens or texts.")
-    if path.is_dir():
-        return _open_bank(path, tokenizer)
-    if path.suffix == ".npy":
-        return ArrayFiller(_npy(path), path)
-    return ArrayFiller(_bin(path), path)
+    suffix = Path(path).suffix.lower()
+    if suffix in (".npy", ".bin") and not is_address(path):
+        if not Path(path).exists():
+            raise InputError(f"{path}: no such filler. Give a file of token ids (.bin, .npy), a bank, or records with texts.")
+        if not Path(path).is_dir():
+            return ArrayFiller(_npy(Path(path)) if suffix == ".npy" else _bin(Path(path)), Path(path))
+    if (Path(path) / MANIFEST).exists():
+        return _open_bank(Path(path), tokenizer)
+    records = Records(path, (TEXT,))
+    if tokenizer is None:
+        raise InputError(
+            f"{path}: holds texts: say how they become ids with --tokenizer M, or give token ids (.bin, .npy, a bank)."
+        )
+    return TextFiller(_texts(records), records.sha256, tokenizer)
+
+
+def _texts(records: Records) -> Iterator[str]:
+    for record in records:
+        text = record.value.get(TEXT)
+        if not isinstance(text, str) or not is_text(text):
+            raise InputError(f"{record.place}: {short_json(record.value)}; expected an object with a text under {TEXT!r}.")
+        yield text
 
 
 def _open_bank(path: Path, tokenizer: str | None) -> Filler:
-    if not (path / MANIFEST).exists():
-        raise InputError(f"{path}: a folder that is no bank. Give a file of token ids, or a bank of tokens or texts.")
     bank = open_bank(path)
     if bank.kind == "tokens":
         return BankFiller(bank)
@@ -166,7 +180,14 @@ def _open_bank(path: Path, tokenizer: str | None) -> Filler:
         raise InputError(f"{path}: a bank of {bank.kind}; filler is tokens or texts.")
     if tokenizer is None:
         raise InputError(f"{path}: a bank of texts: say how they become ids with --tokenizer M, or give a bank of tokens.")
-    return TextFiller(bank, tokenizer)
+    bank.check_hashes()
+    texts = (text for batch in bank.shards() for text in _strings(batch.column("text")))
+    return TextFiller(texts, bank.content_digest, tokenizer)
+
+
+def _strings(column: Any) -> Iterator[str]:
+    for start in range(0, len(column), TEXTS_AT_ONCE):
+        yield from column.slice(start, TEXTS_AT_ONCE).to_pylist()
 
 
 def _bin(path: Path) -> Ids:
@@ -206,7 +227,7 @@ def open_fillers(
     """
     if not paths:
         raise InputError("--filler: give at least one file of token ids, or a bank of tokens or texts.")
-    if not any(_holds_texts(Path(path)) for path in paths):
+    if not any(_holds_texts(path) for path in paths):
         refuse_unread("fillers that are token ids", tokenizer=tokenizer)
     opened, entries = [], []
     for path in paths:
@@ -222,9 +243,11 @@ def open_fillers(
     return opened, entries
 
 
-def _holds_texts(path: Path) -> bool:
-    manifest = path / MANIFEST
-    return manifest.is_file() and read_json(manifest).get("kind") == "texts"
+def _holds_texts(path: str | Path) -> bool:
+    manifest = Path(path) / MANIFEST
+    if manifest.is_file():
+        return bool(read_json(manifest).get("kind") == "texts")
+    return is_address(path) or Path(path).suffix.lower() not in (".npy", ".bin")
 
 
 def unread_beside(paths: Sequence[str | Path]) -> list[str]:

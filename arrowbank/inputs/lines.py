@@ -118,9 +118,24 @@ def _line_begin(raw: io.FileIO, low: int, place: int) -> int:
     return low + (raw.read(place - low).rfind(b"\n") + 1)
 
 
-def unpacked(raw: Any, compression: str) -> io.RawIOBase:
-    """What is in the compressed file `raw`, ".gz" or ".zst". Reading raises EOFError where it is cut off, DamagedData where it is
-    not such data."""
+def unpacked(raw: Any, compression: str) -> io.BufferedReader:
+    """What is in the open file `raw`, which is compressed as ".gz" or ".zst", or not. Reading raises EOFError where it is cut off,
+    DamagedData where it is not such data. It does not close `raw`."""
+    return io.BufferedReader(_decompressed(raw, compression) if compression else _Plain(raw))
+
+
+class _Plain(io.RawIOBase):
+    def __init__(self, raw: Any) -> None:
+        self._input = raw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return int(self._input.readinto(buffer))
+
+
+def _decompressed(raw: Any, compression: str) -> io.RawIOBase:
     if compression == ".gz":
         return _Decompressed(raw, lambda: zlib.decompressobj(wbits=31), zlib.error)
     import zstandard
@@ -133,7 +148,7 @@ class _Decompressed(io.RawIOBase):
     """What is in a file of one or more gzip members or zstd frames. Raises EOFError where the last one is cut off."""
 
     def __init__(self, raw: Any, start: Callable[[], Any], failure: type[Exception]) -> None:
-        self._input = raw  # not through a BufferedReader: it would close the file when it is let go of
+        self._input = raw
         self._start, self._failure = start, failure
         self._unpacker: Any = start()  # a file of no bytes is cut off, too
         self._rest = b""

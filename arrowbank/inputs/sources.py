@@ -7,7 +7,6 @@ checked by its inode, size and time of change, or what its store says of it, bef
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import stat
@@ -132,7 +131,7 @@ def find_source(name: str, place: str | Path) -> Source:
         if split is None and not path.exists():
             if not (files := _matching(path)):
                 raise InputError(
-                    f"{path} (source {name!r}): no such file. Give a file of records, a folder, or a pattern of files."
+                    f"{_shown(path, name)}: no such file. Give a file of records, a folder, or a pattern of files."
                 )
             return Source(name, path, tuple(_file(name, one) for one in files))
         if not path.is_dir():
@@ -148,10 +147,14 @@ def find_source(name: str, place: str | Path) -> Source:
         else:
             if "manifest.json" in names or "dataset_info.json" in names:
                 raise InputError(
-                    f"{path} (source {name!r}): a dataset that is not whole (no state.json). Finish it, or give another."
+                    f"{_shown(path, name)}: a dataset that is not whole (no state.json). Finish it, or give another."
                 )
-            found = _data_files(name, files)
+            found = _data_files(_shown(path, name), name, files)
         return Source(name, path, tuple(found), tuple(_beside(path, names, found)))
+
+
+def _shown(path: Path | RemotePath, name: str) -> str:
+    return f"{path} (source {name!r})" if name else str(path)
 
 
 def _place(value: str) -> tuple[Path | RemotePath, str | None]:
@@ -196,12 +199,10 @@ def _split(name: str, folder: Path | RemotePath, split: str | None) -> str:
     if split in splits:
         return str(split)
     if not splits:
-        raise InputError(
-            f"{folder} (source {name!r}): no saved dataset of several splits (dataset_dict.json). Leave out :{split}."
-        )
+        raise InputError(f"{_shown(folder, name)}: no saved dataset of several splits (dataset_dict.json). Leave out :{split}.")
     missing = "" if split is None else f", none {split!r}"
     raise InputError(
-        f"{folder} (source {name!r}): a saved dataset of several splits ({', '.join(splits)}){missing}. "
+        f"{_shown(folder, name)}: a saved dataset of several splits ({', '.join(splits)}){missing}. "
         f"Give one of them, as in {folder}:{splits[0]}."
     )
 
@@ -218,7 +219,7 @@ def _file(name: str, path: Path | RemotePath) -> SourceFile:
     found = format_of(path.name)
     if found is None:
         raise InputError(
-            f"{path} (source {name!r}): not a known kind of file. Known are {KNOWN}, saved datasets, and folders of these."
+            f"{_shown(path, name)}: not a known kind of file. Known are {KNOWN}, saved datasets, and folders of these."
         )
     if found[0] is JSON and _is_array(path, found[1]):
         return SourceFile(path, ARRAY, found[1])
@@ -229,16 +230,16 @@ def _is_array(path: Path | RemotePath, compression: str) -> bool:
     with refused(path), _open(path) as raw:
         identity_of(path, raw)
         try:
-            return is_array(io.BufferedReader(unpacked(raw, compression) if compression else raw))
+            return is_array(unpacked(raw, compression))
         except (EOFError, DamagedData):  # said when it is read
             return False
 
 
-def _data_files(name: str, files: Sequence[Path | RemotePath]) -> list[SourceFile]:
+def _data_files(shown: str, name: str, files: Sequence[Path | RemotePath]) -> list[SourceFile]:
     """Of the files in a folder those that hold its data: a .json or .txt beside others is most often something about them."""
     known = [(file, found[0].rank) for file in files if (found := format_of(file.name))]
     if not known:
-        raise InputError(f"source {name!r}: no files of records and no saved dataset in the folder. Known are {KNOWN}.")
+        raise InputError(f"{shown}: no files of records and no saved dataset in it. Known are {KNOWN}.")
     least = min(rank for _, rank in known)
     return [_file(name, file) for file, rank in known if rank == least]
 
@@ -385,10 +386,7 @@ def read_blocks(
         if spans and file.format.spans and not file.compression and isinstance(file.path, Path):
             blocks: Iterator[bytes | Span | BadLine] = line_spans(file.path, raw, BLOCK_BYTES, reading.max_line_bytes)
         else:
-            stream = io.BufferedReader(
-                unpacked(raw, file.compression) if file.compression else raw
-            )  # when let go of, it closes raw
-            blocks = file.format.lines(stream, reading)  # type: ignore[misc]  # a format without batches has lines
+            blocks = file.format.lines(unpacked(raw, file.compression), reading)  # type: ignore[misc]  # without batches it has lines
         done = 0
         with _unpackable(file):
             for block in blocks:

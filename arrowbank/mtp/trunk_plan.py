@@ -164,6 +164,8 @@ class TrunkPlan:
     def windows(self) -> Windows:
         """The packed windows. InputError for data that cannot be read, or give too few windows."""
         windows = Windows([self._pack(one) for one in self.config.data], self.config.window, self.config.hold_all)
+        if all(source.are_rows for source in self._sources.values()):
+            refuse_unread("banks and tables, which have no lines", self.config, ["on_bad_line", "max_line_bytes"])
         if not any(source.text_field for source in self._sources.values()):
             refuse_unread("data without named fields (banks, .txt)", self.config, ["text_field"])
         if "tokenizer" not in self.__dict__:

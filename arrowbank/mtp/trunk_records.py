@@ -41,11 +41,12 @@ TEXTS_A_CALL = 64  # texts that are tokenized together
 
 class NumberedRecords(Protocol):
     """Records by their numbers. `text_field` is where texts are, None where records have no named fields; `unread` names the
-    fields that were met so far and not read; `bad_lines` were skipped."""
+    fields that were met so far and not read; `bad_lines` were skipped; `are_rows`: there are no lines."""
 
     text_field: str | None
     unread: dict[str, None]
     bad_lines: int
+    are_rows: bool
 
     def __len__(self) -> int:
         """How many records there are."""
@@ -80,6 +81,7 @@ class MappedRows:
     text_field: str | None
     unread: dict[str, None]
     bad_lines: int = 0
+    are_rows: bool = True
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -142,6 +144,7 @@ class StoredRecords:
     def __init__(self, records: Records, text_field: str) -> None:
         plain = all(file.format.name == "text" for file in records.source.files)
         self.text_field: str | None = None if plain else text_field
+        self.are_rows = records.are_rows
         self.unread: dict[str, None] = {}
         self._ends = array("q", [0])
         temporary = Path(tempfile.gettempdir())
