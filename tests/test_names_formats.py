@@ -31,7 +31,7 @@ from arrowbank.formats.speculators import SpeculatorsFolder
 from arrowbank.formats.tokens import TokenExport
 from arrowbank.models import ModelConfig, describe, load_tokenizer, resolve_model
 from arrowbank.mtp.checkpoint import Checkpoint
-from arrowbank.mtp.heal import _earlier_copies, _locked
+from arrowbank.mtp.heal_folder import HealFolder
 from arrowbank.mtp.load import load_draft
 from arrowbank.mtp.save import save_draft
 from arrowbank.report.healed import tell_healing
@@ -430,16 +430,18 @@ def test_a_report_of_a_healing_hashes_nothing_elsewhere(tmp_path: Path, outside:
 
 def test_a_restarted_healing_removes_copies_beside_it_only(tmp_path: Path, outside: Path) -> None:
     work = heal_folder(tmp_path, folder=str(outside))
-    assert _earlier_copies(work) == [tmp_path / "outside"]
+    assert HealFolder(tmp_path / "out", {}).earlier_copies() == [tmp_path / "outside"]
     (tmp_path / "deep").mkdir()
-    work = work.rename(tmp_path / "deep" / "out.heal")
-    assert _earlier_copies(work) == [tmp_path / "deep" / "outside"]
+    work.rename(tmp_path / "deep" / "out.heal")
+    assert HealFolder(tmp_path / "deep" / "out", {}).earlier_copies() == [tmp_path / "deep" / "outside"]
 
 
 @pytest.mark.parametrize("name", ["journal", "fed.bin", "state.safetensors", "plan.json"])
 def test_a_healing_writes_through_no_link(tmp_path: Path, outside: Path, name: str) -> None:
     work = tmp_path / "out.heal"
     work.mkdir()
+    (work / "plan.json").write_text(json.dumps({"digest": "0" * 64, "recipe": {}}))
+    (work / name).unlink(missing_ok=True)
     (work / name).symlink_to(outside if name == "journal" else outside / "fed.bin")
-    with pytest.raises(UnsafeName, match="a symbolic link"), _locked(work):
+    with pytest.raises(UnsafeName, match="a symbolic link"), HealFolder(tmp_path / "out", {}):
         pass

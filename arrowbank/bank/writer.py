@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -32,8 +31,9 @@ from arrowbank.bank.files import (
     sweep_temporaries,
     sync_folder,
 )
+from arrowbank.bank.folder_writer import FolderWriter, plan_mismatch
 from arrowbank.bank.journal import Journal, append_log
-from arrowbank.bank.locks import FolderLock, waiting_lock
+from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import (
     CARD,
     FAMILY,
@@ -49,7 +49,6 @@ from arrowbank.bank.manifest import (
     canonical_json,
     dataset_info,
     dataset_state,
-    differing_fields,
     plan_digest,
     ranges,
     read_manifest,
@@ -94,7 +93,7 @@ class ShardWriter:
         return Journal(self.folder, self.plan_digest).sign(receipt)
 
 
-class BankWriter:
+class BankWriter(FolderWriter):
     """The one writer of a bank folder, as a context manager.
 
     `kind` and `recipe` (a JSON value of everything that decides the rows) make the plan digest. `manifest` holds the fields
@@ -116,40 +115,17 @@ class BankWriter:
         worker: int | None = None,
         redo: Collection[int] = (),
     ) -> None:
-        self.folder = Path(folder)
         self.kind = kind
         self.recipe = json.loads(json.dumps(recipe))
         self.plan_digest = plan_digest(kind, self.recipe)
+        super().__init__(Path(folder), self.plan_digest, worker=worker)
         self.shards = ShardWriter(self.folder, self.plan_digest)
         self.receipts: dict[str, Receipt] = {}
         self.committed = False
-        self._journal = Journal(self.folder, self.plan_digest)
         self._fields = dict(manifest or {})
-        self._restart, self._worker, self._redo = restart, worker, frozenset(redo)
-        self._lock: FolderLock | None = None
-
-    # entering and leaving
-
-    def __enter__(self) -> BankWriter:
-        self.check()
-        self._journal.make()
-        self._lock = FolderLock(self._journal.folder, self._worker)
-        try:
-            self._open()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._is_committed():
-            self._journal.drop()
-        if self._lock:
-            self._lock.release()
-            self._lock = None
+        self._restart, self._redo = restart, frozenset(redo)
 
     def check(self) -> None:
-        """Raise what entering raises for what the folder holds. Nothing is changed."""
         self._look()
 
     def _look(self) -> tuple[Next, Manifest]:
@@ -220,6 +196,9 @@ class BankWriter:
         numbers = sorted(int(match[1]) for entry in found["files"] if (match := SHARD_NAME.fullmatch(entry["name"])))
         return dataset_state(map(shard_name, numbers), found["plan_digest"])
 
+    def _is_over(self) -> bool:
+        return self._is_committed()
+
     def _is_committed(self) -> bool:
         """Whether there is a committed bank by now."""
         try:
@@ -228,21 +207,15 @@ class BankWriter:
             return False
 
     def _mismatch(self, found: Manifest) -> PlanMismatch:
-        fields = differing_fields({"kind": found["kind"], **found["recipe"]}, {"kind": self.kind, **self.recipe})
-        lines = "".join(f"\n  {name}: found {_short(old)}, wanted {_short(new)}" for name, (old, new) in fields.items())
         copied = (
             f"Its {STATE} is missing or damaged: a pull or a copy of it is under way, or was interrupted. Finish that to keep it. "
             if found["complete"] and not self._has_its_state(found)
             else ""
         )
-        return PlanMismatch(
-            f"{self.folder}: holds work of another plan; these fields differ:{lines}\n"
-            f"{copied}Give --restart to throw that work away, or another folder to keep it.",
-            fields,
-        )
+        theirs, ours = {"kind": found["kind"], **found["recipe"]}, {"kind": self.kind, **self.recipe}
+        return plan_mismatch(self.folder, theirs, ours, note=copied)
 
     def _open(self) -> None:
-        """Do what is to be done: what was there before the lock was taken may be another thing by now."""
         step, found = self._look()
         if self._worker is None:
             self._journal.sweep()
@@ -433,8 +406,3 @@ class BankWriter:
 
     def _commit_lock(self) -> AbstractContextManager[None]:
         return waiting_lock(self._journal.folder / "lock-commit")
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"

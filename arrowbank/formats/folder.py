@@ -14,14 +14,12 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from arrowbank import __version__
 from arrowbank.bank import Bank
 from arrowbank.bank.files import HashedFile, digest_of, publish_bytes, publish_json, refuse_address
-from arrowbank.bank.journal import Journal
-from arrowbank.bank.locks import FolderLock
+from arrowbank.bank.folder_writer import FolderWriter
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json, readable_json
 from arrowbank.bank.names import UnsafeName, check_places, own_folder, refuse_links
 from arrowbank.bank.places import Next, in_words, is_bare_journal
@@ -39,7 +37,7 @@ def made_from(bank: Bank) -> dict[str, str]:
     return {"kind": bank.kind, "plan_digest": bank.plan_digest, "content_digest": bank.content_digest}
 
 
-class ExportFolder:
+class ExportFolder(FolderWriter):
     """The one writer of an export, as a context manager.
 
     `recipe` is everything that decides the files. `about` goes into the sidecar (None: there is none). `owns` are the patterns of
@@ -60,14 +58,12 @@ class ExportFolder:
         last: str = SIDECAR,
         restart: bool,
     ) -> None:
-        self.folder = Path(folder)
         self.digest = hashlib.sha256(canonical_json(recipe)).hexdigest()
+        super().__init__(Path(folder), self.digest, nested=True)
         self.receipts: dict[str, Receipt] = {}
         self._about, self._owns, self._last, self._restart = about, (*owns, *PLACES), last, restart
         self._sidecar = last if last in PLACES else SIDECAR
-        self._journal = Journal(self.folder, self.digest, nested=True)
         self._writer = ShardWriter(self.folder, self.digest)
-        self._lock: FolderLock | None = None
         self._made = {""}
         self._unproven: set[str] = set()  # files of an export that nothing says it is this one
 
@@ -86,29 +82,18 @@ class ExportFolder:
         """What `--restart` may replace: an export of this format."""
         return self._about.format if self._about else self._last
 
-    def __enter__(self) -> ExportFolder:
-        self._look()
-        self._journal.make()
-        self._lock = FolderLock(self._journal.folder)
-        try:
-            self._open()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.complete or not self._inside():
-            self._journal.drop()
-        if self._lock:
-            self._lock.release()
-
     def _inside(self) -> list[str]:
         files = (path for path in self.folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
         names = (path.relative_to(self.folder).as_posix() for path in files)
         return [name for name in names if not name.startswith(f"{JOURNAL}/")]
 
     # what is in the folder
+
+    def check(self) -> None:
+        self._look()
+
+    def _is_over(self) -> bool:
+        return self.complete or not self._inside()
 
     def _look(self) -> Next:
         """What is to be done with what the folder holds. Nothing is changed."""
@@ -184,7 +169,6 @@ class ExportFolder:
     # what becomes of it
 
     def _open(self) -> None:
-        """Do what is to be done: what was there before the lock was taken may be another thing by now."""
         step = self._look()
         self._journal.sweep(*self._folders())
         if step is Next.CHECK:

@@ -1,13 +1,10 @@
 """The stage `heal`: a draft is trained to agree with its own trunk again, measured before and after, and written back.
 
-Beside the folder that is written lies OUT.heal: the training's state until it is done, then its trace, its picture and the report. What
-counts is the file that will be served, so every file that is written is opened again and measured as it is stored."""
+What counts is the file that will be served, so every file that is written is opened again and measured as it is stored."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,32 +12,22 @@ from typing import Any
 
 import torch
 
-from arrowbank.bank.files import publish_bytes, publish_json, refuse_address, sweep_temporaries
-from arrowbank.bank.locks import FolderLock
-from arrowbank.bank.manifest import JOURNAL, differing_fields, plan_digest, readable_json
-from arrowbank.bank.manifest import STATE as COMMIT
-from arrowbank.bank.names import own_folder, refuse_links
-from arrowbank.bank.places import beside, in_words, is_bare_journal, require_separate, visible
-from arrowbank.bank.refusals import explained, explains
+from arrowbank.bank.places import beside, require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.bank.trunk import TrunkBank, open_trunk
-from arrowbank.drawing.frame import svg_file
-from arrowbank.errors import ContractError, InputError, PlanMismatch
+from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
 from arrowbank.mtp.batches import Windows
 from arrowbank.mtp.draft import Draft, Trunk, trunk_of
 from arrowbank.mtp.drafts_bank import WHEN, dump_drafts, dump_writer
 from arrowbank.mtp.heal_config import HealConfig
+from arrowbank.mtp.heal_folder import HealFolder
 from arrowbank.mtp.load import init_from_last_block, load_draft
 from arrowbank.mtp.measure import Measured, check_conventions, measure
-from arrowbank.mtp.save import check_target, is_of_plan, remove_of_plan, save_draft
-from arrowbank.mtp.trace import TRACE, TRACE_PLOT, read_trace, trace_plots
-from arrowbank.mtp.training import FED, STATE, Training, plan_of
+from arrowbank.mtp.save import check_target, remove_of_plan, save_draft
+from arrowbank.mtp.training import Training
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
-
-PLAN, REPORT = "plan.json", "report.json"
-OWN_NAMES = {PLAN, REPORT, STATE, FED, TRACE, TRACE_PLOT, JOURNAL}
-KIND = "heal"
 
 
 @dataclass(frozen=True)
@@ -73,65 +60,41 @@ def heal_draft(
     Raises InputError (options, a bank with too few windows, no draft, conventions that contradict the draft), ContractError (a bank
     of another model), BadVector (training that does not stay finite), PlanMismatch, BankLocked, CorruptBank, DiskFull.
     """
-    out, work = Path(out), beside(out, ".heal")
+    out = Path(out)
     inputs = [
         ("--trunk", trunk_bank),
         ("--model", local_model(config.model.model)),
         ("--draft-from", local_model(config.draft_from)),
     ]
     copies = [(f"--also {codec}=", target) for codec, target in config.also]
-    require_separate([("--out", out), ("--out", work), *copies, ("--dump", dump)], inputs)
-    if restart:
-        for copy in _earlier_copies(work):
-            require_separate([("--restart deletes the copy", copy)], inputs)
+    require_separate([("--out", out), ("--out", beside(out, ".heal")), *copies, ("--dump", dump)], inputs)
     bank = _bank_of(config, trunk_bank)
     rows, held_out = _rows(config, bank)
     folder = resolve_model(config.model.model, code=config.model.trust_remote_code)
     targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
-    recipe = _recipe(config, bank, folder)
-    plan = plan_digest(KIND, recipe)
-    _refuse_other_work(work, recipe, restart=restart)
-    rows_bank = None if dump is None else dump_writer(dump, recipe, restart=restart)
+    work = HealFolder(out, _recipe(config, bank, folder), copies=[target for _, target in targets], restart=restart)
+    if restart:
+        for copy in work.earlier_copies():
+            require_separate([("--restart deletes the copy", copy)], inputs)
+    work.check()
+    rows_bank = None if dump is None else dump_writer(dump, work.recipe, restart=restart)
     if rows_bank is not None:
         rows_bank.check()  # before anything takes long
-    if (done := _finished(work, plan, dump, restart=restart)) is not None:
+    if (done := work.finished(dump)) is not None:
         progress.message(f"{out}: already complete, nothing to do")
-        if readable_json(work / PLAN) is None:  # a power cut took it
-            publish_json(work / PLAN, {"digest": plan, "recipe": recipe})
         return done
-    replaceable = {_found_plan(work)}  # copies that a run of the work that lies there has written
-    if (work / PLAN).exists() and readable_json(work / PLAN) is None:
-        replaceable.add(plan)
     for _, target in targets:
-        if not is_of_plan(target, replaceable):
+        if not work.may_replace(target):
             check_target(folder, target)
     subject = _subject(config, bank, held_out, folder, progress)
-    with _locked(work):
-        if restart:
-            _throw_away(work, [target for _, target in targets], replaceable)
-        publish_json(work / PLAN, {"digest": plan, "recipe": recipe})
-        healed = _heal(config, subject, rows, work, plan, progress)
-        report = _write(config, subject, healed, folder, targets, plan, progress)
+    with work:
+        healed = _heal(config, subject, rows, work, progress)
+        report = _write(config, subject, healed, folder, targets, work.plan, progress)
         if rows_bank is not None:
             weights = dict(zip(WHEN, (subject.first, subject.draft.weights()), strict=True))
             dump_drafts(rows_bank, subject.draft, subject.windows, held_out, weights, config)
-        _finish(work, report, traced=bool(config.epochs))
+        work.finish(report, traced=bool(config.epochs))
         return report
-
-
-@contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """The right to write in `work`, which is made where it is not there."""
-    with explained(work):
-        journal = own_folder(work, "journal")
-        refuse_links(work.resolve())  # what is written in place (what later steps are fed) would go elsewhere
-    lock = FolderLock(journal)
-    sweep_temporaries(work)  # of killed runs
-    try:
-        yield
-    finally:
-        (journal / "lock").unlink(missing_ok=True)
-        lock.release()
 
 
 @dataclass(frozen=True)
@@ -164,12 +127,12 @@ def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folde
     return _Subject(draft, windows, draft.weights(), conventions, count)
 
 
-def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Path, plan: str, progress: Progress) -> Healed:
+def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: HealFolder, progress: Progress) -> Healed:
     """Train, if there is anything to train; the draft then has its best weights."""
     before, steps, best_step = subject.count(subject.draft), 0, 0
     if config.epochs:
         held_out = subject.windows.bank.held_out_rows.tolist()
-        training = Training(config, subject.draft, subject.windows, rows, held_out, work, plan)
+        training = Training(config, subject.draft, subject.windows, rows, held_out, work.folder, work.plan)
         training.run(progress)
         steps, best_step = training.at.step, training.at.best_step
     return Healed(before, subject.count(subject.draft), steps, best_step)
@@ -260,89 +223,6 @@ def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]
     }
 
 
-def _finished(work: Path, plan: str, dump: str | Path | None, *, restart: bool) -> dict[str, Any] | None:
-    """The report of a run of this very plan whose files are all there; None where there is something to do."""
-    if restart or not (work / REPORT).exists() or _found_plan(work) != plan:
-        return None
-    found: dict[str, Any] | None = readable_json(work / REPORT)
-    if found is None:
-        return None
-    report = {"failed": [], **found}
-    if not all(Path(one["folder"]).exists() for one in report["files"]):
-        return None
-    if dump is not None and not (Path(dump) / COMMIT).exists():
-        raise InputError(
-            f"{dump}: the healing is complete, and kept no rows of its drafts. Give --restart to do it again with --dump."
-        )
-    _drop_state(work)
-    return report
-
-
-def _drop_state(work: Path) -> None:
-    for name in (STATE, FED):
-        (work / name).unlink(missing_ok=True)
-
-
-def _found_plan(work: Path) -> str | None:
-    """The digest of the plan whose work lies there."""
-    found, report = readable_json(work / PLAN), readable_json(work / REPORT)
-    if _is_plan(found):
-        return str(found["digest"])
-    return plan_of(work) or (report.get("plan") if isinstance(report, dict) else None)
-
-
-def _is_plan(found: object) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("digest"), str) and isinstance(found.get("recipe"), dict)
-
-
-def _refuse_other_work(work: Path, recipe: Mapping[str, Any], *, restart: bool) -> None:
-    """InputError where the folder `work` holds anything but the work of a healing, PlanMismatch where it is that of another one."""
-    refuse_address(work)
-    if work.exists() and not work.is_dir():
-        raise InputError(f"{work}: is a file, expected the folder of a healing. Give another --out.")
-    names, found, plan = visible(work), readable_json(work / PLAN), plan_digest(KIND, recipe)
-    damaged = found is None and (work / PLAN).exists()  # as a power cut leaves it
-    strange = names - (OWN_NAMES if damaged else {JOURNAL}) or not (damaged or is_bare_journal(work))
-    if strange and not _is_plan(found):
-        raise InputError(
-            f"{work}: holds {in_words(work)}, expected the work of a healing or nothing. Give another --out; this folder was left as "
-            "it is."
-        )
-    if restart or not names or _found_plan(work) == plan:
-        return
-    if not _is_plan(found):
-        if _found_plan(work) is None and not {STATE, REPORT} & names:
-            return
-        raise PlanMismatch(
-            f"{work / PLAN}: is damaged, and what else is in the folder is not of this healing. Give --restart to throw that work "
-            "away, or another --out to keep it."
-        )
-    fields = differing_fields(found["recipe"], json.loads(json.dumps(recipe)))
-    lines = "".join(f"\n  {name}: found {old!r}, wanted {new!r}" for name, (old, new) in fields.items())
-    raise PlanMismatch(
-        f"{work}: holds the work of another healing; these fields differ:{lines}\n"
-        "Give --restart to throw that work away, or another --out to keep it.",
-        fields,
-    )
-
-
-def _earlier_copies(work: Path) -> list[Path]:
-    """Where the healing in `work` has written copies of the checkpoint, as its report says: those beside it. A report that came from
-    elsewhere could name any folder."""
-    report = readable_json(work / REPORT)
-    files = report.get("files") if isinstance(report, dict) else None
-    named = [one.get("folder") for one in files if isinstance(one, dict)] if isinstance(files, list) else []
-    return [work.with_name(name) for folder in named if isinstance(folder, str) and (name := Path(folder).name)]
-
-
-def _throw_away(work: Path, targets: Sequence[Path], plans: Collection[str | None]) -> None:
-    """Remove an earlier healing's state, and the copies that it has written: those whose own record says so."""
-    for target in (*targets, *_earlier_copies(work)):
-        remove_of_plan(target, plans)
-    for name in (STATE, TRACE, FED, REPORT, PLAN):  # the plan last: what is left is never taken for another's
-        (work / name).unlink(missing_ok=True)
-
-
 def _load_trunk(config: ModelConfig) -> Trunk:
     from arrowbank.models.device import resolve_device
     from arrowbank.models.loading import load_reader
@@ -379,13 +259,6 @@ def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str
         "before": healed.before.record(),
         "after": healed.after.record(),
     }
-
-
-def _finish(work: Path, report: Mapping[str, Any], *, traced: bool) -> None:
-    if traced:
-        publish_bytes(work / TRACE_PLOT, svg_file(*trace_plots(read_trace(work / TRACE))))
-    publish_json(work / REPORT, report)
-    _drop_state(work)
 
 
 def table(report: Mapping[str, Any]) -> list[str]:
