@@ -81,6 +81,8 @@ def heal_draft(
     if rows_bank is not None:
         rows_bank.check()  # before anything takes long
     if (done := work.finished(dump)) is not None:
+        with work:  # a run that was killed at its very end has left it
+            work.drop_state()
         progress.message(f"{out}: already complete, nothing to do")
         return done
     for _, target in targets:

@@ -93,9 +93,6 @@ class HealFolder(FolderWriter):
             raise InputError(
                 f"{dump}: the healing is complete, and kept no rows of its drafts. Give --restart to do it again with --dump."
             )
-        if readable_json(self.folder / PLAN) is None:  # a power cut took it
-            self._note_plan()
-        self._drop_state()
         return {"failed": [], **found}
 
     def finish(self, report: Mapping[str, Any], *, traced: bool) -> None:
@@ -103,7 +100,7 @@ class HealFolder(FolderWriter):
         if traced:
             publish_bytes(self.folder / TRACE_PLOT, svg_file(*trace_plots(read_trace(self.folder / TRACE))))
         publish_json(self.folder / REPORT, report)
-        self._drop_state()
+        self.drop_state()
 
     def _open(self) -> None:
         self.check()
@@ -113,15 +110,14 @@ class HealFolder(FolderWriter):
                 remove_of_plan(copy, self._replaceable)
             for name in (STATE, TRACE, FED, REPORT, PLAN):  # the plan last: what is left is never taken for another's
                 (self.folder / name).unlink(missing_ok=True)
-        self._note_plan()
+        if readable_json(self.folder / PLAN) is None:
+            publish_json(self.folder / PLAN, {"digest": self.plan, "recipe": self.recipe})
 
     def _is_over(self) -> bool:
         return True  # the state is a file of the folder itself
 
-    def _note_plan(self) -> None:
-        publish_json(self.folder / PLAN, {"digest": self.plan, "recipe": self.recipe})
-
-    def _drop_state(self) -> None:
+    def drop_state(self) -> None:
+        """Remove what only an unfinished training needs."""
         for name in (STATE, FED):
             (self.folder / name).unlink(missing_ok=True)
 
