@@ -179,6 +179,7 @@ def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_pa
     report = heal_draft(config, case.bank, out)
     with pytest.raises(InputError, match="kept no rows of its drafts"):
         heal_draft(config, case.bank, out, dump=tmp_path / "dump")
+    (tmp_path / "out.heal" / "journal").mkdir()
     lock = FolderLock(tmp_path / "out.heal" / "journal")
     before = tree_bytes(tmp_path)
     with pytest.raises(BankLocked, match=r"out\.heal: another process"):

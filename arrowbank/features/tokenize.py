@@ -32,7 +32,7 @@ from arrowbank.bank.processes import REMEDY
 from arrowbank.bank.refusals import explains, refusal_behind
 from arrowbank.engine.plan import SHARD_ROWS, Shard, shard_ranges
 from arrowbank.errors import InputError, WorkerDied
-from arrowbank.features.scan_pool import bound_children
+from arrowbank.features.bound_children import bound_children
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Place, Settings, checked
 
