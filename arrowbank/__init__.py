@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
-    from arrowbank.bank.trunk import open_trunk
+    from arrowbank.bank.kinds.trunk import TrunkBank
     from arrowbank.combine.merge import merge_banks
     from arrowbank.combine.select import SelectConfig, select_rows
     from arrowbank.engine.plan import BatchRules
@@ -78,7 +78,9 @@ _HOME = {
     "Searcher": "features.search",
     "SelectConfig": "combine.select",
     "TargetDataset": "trainer",
+    "TargetBank": "bank.kinds.targets",
     "TokenizeConfig": "features.tokenize",
+    "TrunkBank": "bank.kinds.trunk",
     "TrunkConfig": "mtp.trunk_plan",
     "TrunkData": "mtp.trunk_plan",
     "audit": "features.audit",
@@ -98,7 +100,6 @@ _HOME = {
     "merge_banks": "combine.merge",
     "open_bank": "bank",
     "open_targets": "trainer",
-    "open_trunk": "bank.trunk",
     "pull": "share.pull",
     "push": "share.push",
     "scan": "features.scan",
@@ -138,8 +139,10 @@ __all__ = [
     "SearchConfig",
     "Searcher",
     "SelectConfig",
+    "TargetBank",
     "TargetDataset",
     "TokenizeConfig",
+    "TrunkBank",
     "TrunkConfig",
     "TrunkData",
     "audit",
@@ -159,7 +162,6 @@ __all__ = [
     "merge_banks",
     "open_bank",
     "open_targets",
-    "open_trunk",
     "pull",
     "push",
     "scan",

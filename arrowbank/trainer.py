@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from arrowbank.bank.features import open_features
 from arrowbank.bank.floats import bfloat16_tensor
+from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.targets import TargetBank, TargetSample
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.refusals import explains
-from arrowbank.bank.targets import TargetSample, open_target_bank
 from arrowbank.settings import checked
 
 Row = dict[str, torch.Tensor]
@@ -32,7 +33,7 @@ class FeatureDataset(Dataset[torch.Tensor]):
 
     @checked
     def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
-        self.bank = open_features(folder, expect)
+        self.bank = open_bank(folder, expect, kind=FeatureBank)
 
     def __len__(self) -> int:
         return len(self.bank)
@@ -55,7 +56,7 @@ class TargetDataset(Dataset[Row]):
 
     @checked
     def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
-        self.bank = open_target_bank(folder, expect)
+        self.bank = open_bank(folder, expect, kind=TargetBank)
 
     def __len__(self) -> int:
         return len(self.bank)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, open_trunk
+from arrowbank import HealConfig, ModelConfig, TrunkBank, TrunkConfig, TrunkData, build_trunk, open_bank
 from arrowbank.mtp.batches import Windows
 from arrowbank.mtp.draft import step_tokens
 from arrowbank.mtp.load import init_from_last_block
@@ -71,7 +71,7 @@ def training(folder: Path) -> Training:
         folder / "bank",
     )
     draft = init_from_last_block(AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32))
-    windows, config = Windows(open_trunk(folder / "bank"), draft), HealConfig(model=model, batch=BATCH)
+    windows, config = Windows(open_bank(folder / "bank", kind=TrunkBank), draft), HealConfig(model=model, batch=BATCH)
     (folder / "work").mkdir()
     return Training(config, draft, windows, windows.bank.training_rows(BATCH).tolist(), [], folder / "work", "")
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.opening import open_bank
 from arrowbank.features.nearest import nearest
 from arrowbank.features.search import FEW, IndexedRows
 from benchmarks.made_banks import make_feature_bank
@@ -35,12 +36,13 @@ Queries = npt.NDArray[np.float32]
 MEMORY = """
 import json, sys, threading, time
 import numpy as np, torch
-from arrowbank.bank.features import open_features
+from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.features.nearest import nearest
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
-bank = open_features(sys.argv[1])
+bank = open_bank(sys.argv[1], kind=FeatureBank)
 queries = np.random.default_rng(1).standard_normal((int(sys.argv[2]), bank.hidden_size)).astype(np.float32)
 torch.ones(600, 600) @ torch.ones(600, 600)
 before, most, on = anonymous(), 0, True
@@ -132,7 +134,7 @@ def run() -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made) / "bank"
             make_feature_bank(folder, rows, width, normalize=True)
-            bank = open_features(folder)
+            bank = open_bank(folder, kind=FeatureBank)
             found += [row for count in counts for row in rows_of(bank, count)]
             if width == WIDTH:
                 found.append(memory_row(folder, rows, width))

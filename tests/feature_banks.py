@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank import BankWriter, FeatureBank
+from arrowbank.bank import BankWriter, FeatureBank, open_bank
 from arrowbank.bank.columns import binary_column, fixed_list_column
-from arrowbank.bank.features import open_features
 from arrowbank.bank.keys import text_keys
 from arrowbank.bank.mirror import write_keys, write_mirror
 
@@ -61,4 +60,4 @@ def save_features(
         if mirror:
             write_mirror(bank, rows=rows, width=width, report=lambda _: None)
         bank.commit(rows=rows)
-    return open_features(folder)
+    return open_bank(folder)

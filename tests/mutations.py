@@ -21,7 +21,7 @@ from typing import Any
 FOR_PEOPLE = ("README.md", "build.jsonl", "plot.svg")  # nothing vouches for them
 SIDECAR = "arrowbank-export.json"
 JSON_FILES = ("manifest.json", "state.json", "dataset_info.json")
-WRITERS = {"format", "kind", "plan_digest", "recipe", "rows", "complete", "files", "provenance"}
+WRITERS = {"format", "kind", "plan_digest", "recipe", "rows", "complete", "files"}
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,9 @@ def reseal(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     edit(manifest)
     plan = {"format": manifest["format"], "kind": manifest["kind"], "recipe": manifest["recipe"]}
     manifest["plan_digest"] = _digest(plan)
-    names = [name for name in manifest["provenance"]["fields"] if name in manifest]
-    manifest["provenance"] = {"fields": names, "sha256": _digest({name: manifest[name] for name in names})}
     state = json.loads((folder / "state.json").read_text()) | {"_fingerprint": manifest["plan_digest"][:16]}
+    names = [name for name in state["_manifest"]["fields"] if name in manifest]
+    state["_manifest"] = {"fields": names, "sha256": _digest({name: manifest[name] for name in names})}
     for name, value in (("manifest.json", manifest), ("state.json", state)):
         put(folder / name, (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 

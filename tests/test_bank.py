@@ -169,7 +169,7 @@ def test_restart_throws_the_old_work_away(tmp_path: Path, committed: bool) -> No
     assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("data", [b"{", b'{"format": "arrowbank/1", "kind": "things"}'])
+@pytest.mark.parametrize("data", [b"{", b'{"format": "arrowbank/2", "kind": "things"}'])
 def test_restart_begins_anew_where_the_manifest_is_damaged(tmp_path: Path, data: bytes) -> None:
     write(tmp_path / "bank", shards=3)
     write(tmp_path / "wanted", shards=1)

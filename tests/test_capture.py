@@ -19,7 +19,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import arrowbank
 from arrowbank import CaptureConfig, ModelConfig, capture, open_targets, verify
-from arrowbank.bank.targets import needed_positions, open_target_bank
+from arrowbank.bank import open_bank
+from arrowbank.bank.kinds.targets import needed_positions
 from arrowbank.cli import main
 from arrowbank.cli.show import progress_for
 from arrowbank.engine.plan import BatchRules
@@ -111,7 +112,7 @@ def bits(values: torch.Tensor) -> np.ndarray:
 
 
 def rows_of(folder: Path) -> list[Any]:
-    bank = open_target_bank(folder)
+    bank = open_bank(folder)
     return [bank.read(row) for row in range(len(bank))]
 
 
@@ -174,7 +175,7 @@ def test_a_bfloat16_model_to_the_bit(model: Path, tmp_path: Path) -> None:
 
 
 def test_rows_of_many_lengths_are_back_in_their_order(config: CaptureConfig, whole: Path, model: Path) -> None:
-    bank = open_target_bank(whole)
+    bank = open_bank(whole)
     tokenizer = tf.AutoTokenizer.from_pretrained(model)
     samples = [json.loads(line) for line in Path(config.data).read_text().splitlines()]
     by_name = {sample["id"]: sample for sample in samples}
@@ -198,7 +199,7 @@ def test_rows_of_many_lengths_are_back_in_their_order(config: CaptureConfig, who
 
 def test_the_manifest_says_what_was_kept_and_of_what(config: CaptureConfig, whole: Path, model: Path) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
-    bank = open_target_bank(whole)
+    bank = open_bank(whole)
     counts = manifest["counts"]
     assert counts["kept"] == len(bank) == manifest["text_count"]
     assert counts["kept"] + counts["dropped"]["few_loss_tokens"] == 24

@@ -36,6 +36,7 @@ from arrowbank import (
 )
 from arrowbank.bank import BankWriter
 from arrowbank.bank.cards import as_code, as_text, card
+from arrowbank.bank.kinds import typed
 from arrowbank.cli import main
 from arrowbank.share.card import card_text, pushed_card, sample_table
 from arrowbank.share.plots import Histogram, Spread, picture_of, svg
@@ -164,7 +165,7 @@ def test_a_hub_models_name_is_a_tag_and_a_folder_is_not(tmp_path: Path) -> None:
     make_target_bank(tmp_path / "targets")
     bank = open_bank(tmp_path / "targets")
     assert "base_model:org/target" in front_matter(card_text(bank, ADDRESS, []))["tags"]
-    bank.manifest["target_model_name_or_path"] = str(tmp_path)
+    bank.manifest.json["target_model_name_or_path"] = str(tmp_path)
     assert not [tag for tag in front_matter(card_text(bank, ADDRESS, []))["tags"] if tag.startswith("base_model")]
 
 
@@ -288,18 +289,45 @@ def seen(character: str) -> bool:
 
 
 def a_manifest(kind: str, **fields: Any) -> dict[str, Any]:
-    counts = {"tokens": 1, "kept": 1, "windows": 1, "held_out": 1, "loss_tokens": 1}
-    return {"kind": kind, "rows": 3, "files": [], "counts": counts, "encoding": {}, "recipe": {}, **fields}
+    counts = {"tokens": 1, "kept": 1, "loss_tokens": 1, "dropped": {}}
+    every = {
+        "format": "",
+        "kind": kind,
+        "plan_digest": "",
+        "rows": 3,
+        "complete": True,
+        "files": [],
+        "counts": counts,
+        "recipe": {},
+    }
+    return every | fields
 
 
 @pytest.mark.parametrize(
     "manifest",
     [
-        a_manifest("features", model_path=HOSTILE, kinds={HOSTILE: 3}, encoding={"pooling": HOSTILE, "normalize": True}),
-        a_manifest("texts", sources=[{"name": HOSTILE, "file": HOSTILE, "bytes": 3}], source_rows={HOSTILE: 1}),
-        a_manifest("tokens", tokenizer=HOSTILE, max_tokens=HOSTILE),
         a_manifest(
-            "targets", target_model_name_or_path=HOSTILE, target_layer_ids=[HOSTILE], codec=HOSTILE, last_hidden_norm=HOSTILE
+            "features",
+            model_path=HOSTILE,
+            kinds={HOSTILE: 3},
+            encoding={"pooling": HOSTILE, "normalize": True},
+            hidden_size=2,
+            max_key_tokens=9,
+        ),
+        a_manifest(
+            "texts", sources=[{"name": HOSTILE, "file": HOSTILE, "bytes": 3}], source_rows={HOSTILE: 1}, kinds={HOSTILE: 3}
+        ),
+        a_manifest("tokens", tokenizer=HOSTILE, max_tokens=9),
+        a_manifest(
+            "targets",
+            **{
+                "target_model_name_or_path": HOSTILE,
+                "loss_mask": HOSTILE,
+                "target_layer_ids": [1],
+                "layers": 1,
+                "hidden_size": 2,
+            },
+            **{"codec": "bf16", "spans": "all", "last_hidden_norm": "post", "vocab_size": None, "num_hidden_layers": None},
         ),
         a_manifest(HOSTILE),
     ],
@@ -308,10 +336,10 @@ def a_manifest(kind: str, **fields: Any) -> dict[str, Any]:
 def test_no_string_of_a_manifest_is_markup_in_a_card(manifest: dict[str, Any]) -> None:
     """Rendered by a Markdown library, the card has no element that a card of harmless strings lacks, and shows the strings."""
     harmless = json.loads(json.dumps(manifest).replace(json.dumps(HOSTILE)[1:-1], "harmless"))
-    text = card(manifest)
-    assert front_matter(text) == front_matter(card(harmless))
-    assert elements(text) == elements(card(harmless))
-    assert len(text.splitlines()) == len(card(harmless).splitlines())
+    text, other = (card(typed(one, "manifest.json")) for one in (manifest, harmless))
+    assert front_matter(text) == front_matter(other)
+    assert elements(text) == elements(other)
+    assert len(text.splitlines()) == len(other.splitlines())
     assert all(seen(character) for line in text.split("\n") for character in line)
 
 

@@ -62,7 +62,7 @@ def test_a_report_takes_the_folder_one_is_in_and_an_address(tmp_path: Path, monk
     ("name", "contents"),
     [
         ("manifest.json", []),
-        ("manifest.json", {"format": "arrowbank/1"}),
+        ("manifest.json", {"format": "arrowbank/2"}),
         ("config.json", []),
         ("config.json", {"architectures": ["XForCausalLM"], "text_config": []}),
         ("report.json", []),

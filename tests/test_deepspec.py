@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_bank
-from arrowbank.bank.targets import TargetFacts
+from arrowbank.bank.kinds.targets import TargetFacts
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache, plan
 from arrowbank.targets.verify import verify_targets

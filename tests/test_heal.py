@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft, open_trunk
+from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft, open_bank
 from arrowbank.bank.locks import FolderLock
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
@@ -118,7 +118,7 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
     for one in report["files"]:
         trunk = trunk_of(drafts.load_trunk(Path(one["folder"])))
         stored = load_draft(trunk, Path(one["folder"]))
-        bank = open_trunk(case.bank)
+        bank = open_bank(case.bank)
         found = measure(stored, Windows(bank, stored), bank.held_out_rows.tolist(), chain=CHAIN)
         assert found.whole.record()["hits"] == one["accepted"]["hits"]
     lines = [json.loads(line) for line in (tmp_path / "healed.heal" / "trace.jsonl").read_text().splitlines()]
@@ -128,7 +128,7 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
     assert (tmp_path / "healed.heal" / "trace.svg").exists()
     assert not (tmp_path / "healed.heal" / "state.safetensors").exists()
     rows = datasets.load_from_disk(str(tmp_path / "dump"))
-    held_out = open_trunk(case.bank).held_out_rows
+    held_out = open_bank(case.bank).held_out_rows
     assert rows["when"] == ["before"] * len(held_out) + ["after"] * len(held_out)
     assert np.array(rows[0]["topk_ids_2"]).shape == (rows[0]["length"], 4)
     (columns,) = re.findall(
@@ -270,7 +270,7 @@ def test_no_epochs_only_measure_and_re_encode_where_that_is_asked_for(case: Case
 def test_a_draft_that_is_fed_the_wrong_side_is_found_out_before_training(case: Case, tmp_path: Path) -> None:
     heal_draft(case.config(train_projection=True, epochs=6.0), case.bank, tmp_path / "healed")
     draft = load_draft(drafts.load_trunk(tmp_path / "healed"), tmp_path / "healed")
-    windows = Windows(open_trunk(case.bank), draft)
+    windows = Windows(open_bank(case.bank), draft)
     rows = windows.bank.held_out_rows.tolist()
     scores = check_conventions(draft, windows, rows, chain=CHAIN, batch=4)
     assert set(scores) == {"pre/pre", "pre/post", "post/pre", "post/post"}

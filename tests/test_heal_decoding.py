@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
-from arrowbank import TrunkData, build_trunk, heal_draft, open_trunk
+from arrowbank import TrunkData, build_trunk, heal_draft, open_bank
 from arrowbank.mtp.batches import Windows
 from arrowbank.mtp.load import load_draft
 from arrowbank.mtp.measure import measure
@@ -117,7 +117,7 @@ def healed(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def windows(healed: Case) -> Windows:
-    return Windows(open_trunk(healed.bank), load_draft(drafts.load_trunk(healed.model), healed.model))
+    return Windows(open_bank(healed.bank), load_draft(drafts.load_trunk(healed.model), healed.model))
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from arrowbank import open_trunk
+from arrowbank import open_bank
 from recipes import heal_qwen35, heal_tiny
 from tests import drafts
 from tests.kill import tree_bytes
@@ -38,7 +38,7 @@ def test_a_qwen35_with_its_own_draft_is_healed_with_a_copy_in_nf4(tmp_path: Path
     assert heal_qwen35.main(argv) == 0
     report = json.loads((tmp_path / "healed.heal" / "report.json").read_text())
     assert [one["codec"] for one in report["files"]] == ["keep", "nf4"]
-    assert len(open_trunk(tmp_path / "healed.trunk")) == 24
+    assert len(open_bank(tmp_path / "healed.trunk")) == 24
     before, after = load_file(made.folder / "model.safetensors"), load_file(tmp_path / "healed" / "model.safetensors")
     assert set(before) == set(after)
     assert all(before[name].equal(after[name]) for name in before if not name.startswith("mtp."))

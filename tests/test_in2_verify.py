@@ -17,6 +17,7 @@ from arrowbank.errors import InputError
 from tests import arms
 from tests.arms import Rows
 from tests.exports import write_sidecar
+from tests.mutations import reseal
 
 T = 600
 SPAN = 5
@@ -232,8 +233,7 @@ def test_files_that_are_missing_cut_or_too_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value"), [("decoys_placed", 1), ("survivors", {"T": 42, "T+1": 1}), ("synthetic_tokens", 0)])
 def test_a_manifest_that_counts_otherwise(name: str, value: object, tmp_path: Path) -> None:
     out = arms.build_small(tmp_path)
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | {name: value}))
+    reseal(out, lambda manifest: manifest.update({name: value}))
     assert f"manifest.json says {name}" in failed(out)["counts"]
     assert ("windows" in failed(out)) == (name == "survivors")
 

@@ -32,6 +32,7 @@ from arrowbank import (
     tokenize,
     verify,
 )
+from arrowbank.bank import mirror
 from arrowbank.errors import ContractError, CorruptBank, InputError, PlanMismatch
 from tests.banks import name_the_encoder
 from tests.joined_banks import CONFIG, counts_of, rows_of, save_features, save_texts
@@ -180,7 +181,7 @@ def test_what_cannot_be_merged_is_refused_with_what_to_do_instead(tmp_path: Path
     a = save_features(tmp_path / "a", ["one", "two"])
     with pytest.raises(InputError, match="at least two are needed"):
         merge_banks([a], tmp_path / "out")
-    with pytest.raises(InputError, match=r"a bank of tokens; only texts, features and targets.*tokenize the result"):
+    with pytest.raises(InputError, match=r"a bank of tokens; only features, targets and texts can.*tokenize the result"):
         merge_banks([tmp_path / "a" / "tokens", tmp_path / "a" / "tokens"], tmp_path / "out")
     with pytest.raises(InputError, match=r"a bank of texts, .* is one of features"):
         merge_banks([a, tmp_path / "a" / "texts"], tmp_path / "out")
@@ -310,3 +311,18 @@ def test_the_command_line_merges(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     assert "3 rows of 2 banks, 1 that several have are kept once (their vectors are at most 0 apart)" in said.out
     assert "1 were there already" in said.err
+
+
+def test_the_index_of_a_mirror_is_left_out_where_it_would_be_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bank by its own rows: two that have one may become a bank without."""
+    monkeypatch.setattr(mirror, "INDEX_ROWS", 3)
+    a, b = save_features(tmp_path / "a", ["one", "two"]), save_features(tmp_path / "b", ["three", "four"])
+    merge_banks([a, b], tmp_path / "out")
+    select_rows(SelectConfig(limit=3), tmp_path / "out", tmp_path / "some")
+    for folder, has in ((a, True), (tmp_path / "out", False), (tmp_path / "some", True)):
+        bank = open_bank(folder)
+        assert (folder / "index.json").exists() is has
+        assert ("index" in bank.manifest) is ("index.json" in bank.entries) is has
+        assert bank.manifest["bank"] == "features.f16.npy"
+        assert all(check.ok for check in verify(folder))
+    assert len(json.loads((tmp_path / "some" / "index.json").read_text())) == 3

@@ -30,9 +30,9 @@ from hypothesis import strategies as st
 from arrowbank import FeatureDataset, ScanConfig, open_bank, scan, verify
 from arrowbank.bank import Bank, FeatureBank
 from arrowbank.bank.checks import Check, run_check
+from arrowbank.bank.kinds.targets import TargetBank
+from arrowbank.bank.kinds.trunk import TrunkBank
 from arrowbank.bank.mapped import map_npy
-from arrowbank.bank.targets import TargetBank
-from arrowbank.bank.trunk import TrunkBank
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors

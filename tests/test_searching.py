@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from arrowbank import BuildConfig, SearchConfig, Searcher, build
-from arrowbank.bank.features import open_features
+from arrowbank.bank import open_bank
 from arrowbank.cli import main
 from arrowbank.errors import ContractError, InputError
 from arrowbank.features.config import EncodeConfig, load_custom_encoder
@@ -70,7 +70,7 @@ def test_a_text_of_the_bank_gets_the_vector_that_the_bank_has_for_it(which: str,
     stored, _ = finish(
         vectors, normalize=which == "bank"
     )  # NumPy sums norms in another order, which now and then shows in a bit
-    assert stored.tobytes() == open_features(folder).take(np.arange(len(texts))).tobytes()
+    assert stored.tobytes() == open_bank(folder).take(np.arange(len(texts))).tobytes()
     for row, hits in enumerate(searcher.search(texts, 5)):
         assert (searcher.bank.take([hits[0].row]) == searcher.bank.take([row])).all()  # itself, or one of the same tokens
         assert hits[0].cosine == pytest.approx(1, abs=1e-3)
@@ -160,7 +160,7 @@ def test_an_encoder_that_only_the_bank_names_is_not_run(
 
 def test_a_model_is_no_encoder_and_an_encoder_no_model(bank: Path, own_bank: Path, tiny_bert: Path) -> None:
     with pytest.raises(ContractError, match=r"made with the encoder tests\.banks:TableEncoder, not with"):
-        Searcher(own_bank, SearchConfig(model=str(tiny_bert), tokenizer=open_features(own_bank).manifest["tokenizer"]))
+        Searcher(own_bank, SearchConfig(model=str(tiny_bert), tokenizer=open_bank(own_bank).manifest["tokenizer"]))
     with pytest.raises(ContractError, match="made with the model"):
         Searcher(bank, SearchConfig(encoder="tests.banks:TableEncoder"))
     with pytest.raises(InputError, match="not both"):

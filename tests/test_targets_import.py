@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_bank, open_targets, verify
-from arrowbank.bank.targets import TargetBank, needed_positions
+from arrowbank.bank.kinds.targets import TargetBank, needed_positions
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache
 from arrowbank.targets.importer import estimate_import, find_rows

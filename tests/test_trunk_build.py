@@ -16,8 +16,8 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 import arrowbank
-from arrowbank import TrunkConfig, TrunkData, build_trunk, open_bank, open_trunk, verify
-from arrowbank.bank.trunk import TrunkBank
+from arrowbank import TrunkConfig, TrunkData, build_trunk, open_bank, verify
+from arrowbank.bank.kinds.trunk import TrunkBank
 from arrowbank.cli import main
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ArrowbankError, BadVector, ContractError, DiskFull, InputError, PlanMismatch
@@ -91,7 +91,7 @@ def test_rows_are_those_of_a_plain_forward_pass_to_the_bit(family: str, hidden: 
     config = make(tmp_path / "model", TrunkData("a", tmp_path / "a.jsonl"), last_hidden_norm=hidden, dtype=dtype)
     manifest = build_trunk(config, tmp_path / "bank")
     windows = packed_by_hand(rows, 560)
-    bank = open_trunk(tmp_path / "bank")
+    bank = open_bank(tmp_path / "bank")
     assert len(bank) == len(windows) == 12
     assert [len(one) for one in windows[-2:]] == [WINDOW, 560 % WINDOW]
     for row, (ids, expected) in enumerate(zip(windows, direct(tmp_path / "model", windows, dtype=dtype), strict=True)):
@@ -117,7 +117,7 @@ def test_a_cap_on_logits_and_their_scale_are_the_models_own(tmp_path: Path) -> N
         made.save_pretrained(tmp_path / name)
         build_trunk(make(tmp_path / name, TrunkData("a", tmp_path / "a.jsonl")), tmp_path / f"{name}-bank")
         windows = packed_by_hand(rows, 560)
-        bank = open_trunk(tmp_path / f"{name}-bank")
+        bank = open_bank(tmp_path / f"{name}-bank")
         for row, expected in enumerate(direct(tmp_path / name, windows)):
             assert np.array_equal(bank.read(row).topk_probs, expected["topk_probs"])
     assert (bank.read(11).input_ids[560 % WINDOW :] == 5).all()  # padded with the end of a text
@@ -138,7 +138,7 @@ def test_a_head_that_runs_in_parts_gives_the_bits_of_one_that_does_not(model: Pa
 def test_windows_of_all_sets_are_there_in_their_order(
     config: TrunkConfig, whole: Path, data: tuple[TrunkData, TrunkData]
 ) -> None:
-    bank = open_trunk(whole)
+    bank = open_bank(whole)
     assert len(bank.shard_names) > 2
     expected = []
     for one, tokens in zip(data, (10 * WINDOW + 30, 5 * WINDOW + 20), strict=True):
@@ -177,7 +177,7 @@ def test_the_manifest_says_what_was_computed_of_what(whole: Path, model: Path) -
 
 def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, model: Path) -> None:
     taps = open_bank(whole.with_name("bank-taps"))
-    bank = open_trunk(whole)
+    bank = open_bank(whole)
     assert (taps.kind, len(taps), taps.manifest["layers"]) == ("taps", 1, [0, 2])
     window = bank.read(9)
     row = taps.dataset[0]
@@ -189,7 +189,7 @@ def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, 
     pre = build_trunk(dataclasses.replace(config, last_hidden_norm="pre", layers=()), whole.with_name("pre"))
     assert pre["hidden_norm"] == "pre"
     last = torch.from_numpy(np.array(row["layer_2"], np.float16)).to(torch.bfloat16)
-    torch.testing.assert_close(last, open_trunk(whole.with_name("pre")).read(9).hidden_tensor(), rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(last, open_bank(whole.with_name("pre")).read(9).hidden_tensor(), rtol=2**-7, atol=1e-3)
     assert all(check.ok for check in verify(whole.with_name("bank-taps")))
     with pytest.raises(
         PlanMismatch, match=r"layers: found \[0, 2\], wanted \[1\]\n[\s\S]*remove .*bank-taps to have these taps"
@@ -201,7 +201,7 @@ def test_hold_all_holds_every_window_out(config: TrunkConfig, tmp_path: Path) ->
     chosen = dataclasses.replace(config, hold_all=True, data=config.data[1:], tokens=None, layers=(1,))
     manifest = build_trunk(chosen, tmp_path / "bank")
     assert manifest["counts"]["held_out"] == 6  # fewer than ten will do
-    bank = open_trunk(tmp_path / "bank")
+    bank = open_bank(tmp_path / "bank")
     assert bank.held_out_rows.tolist() == list(range(6))
     assert len(open_bank(tmp_path / "bank-taps")) == 6
     with pytest.raises(InputError, match="6 windows, 0 of them to train on"):
@@ -209,7 +209,7 @@ def test_hold_all_holds_every_window_out(config: TrunkConfig, tmp_path: Path) ->
 
 
 def test_training_needs_ten_windows_a_window_of_the_batch(whole: Path) -> None:
-    bank = open_trunk(whole)
+    bank = open_bank(whole)
     assert bank.training_rows(1).tolist() == [row for row in range(17) if row != 9]
     with pytest.raises(
         InputError, match="17 windows, 16 of them to train on; training with 2 windows a batch needs at least 20"
@@ -296,7 +296,7 @@ def test_nf4(config: TrunkConfig, model: Path, whole: Path, tmp_path: Path) -> N
     manifest = build_trunk(dataclasses.replace(config, model=quantised, layers=()), tmp_path / "bank")
     assert manifest["quantisation"]["type"] == "nf4"
     assert all(check.ok for check in verify(tmp_path / "bank"))
-    exact, found = (open_trunk(folder).read(0).hidden_tensor().float() for folder in (whole, tmp_path / "bank"))
+    exact, found = (open_bank(folder).read(0).hidden_tensor().float() for folder in (whole, tmp_path / "bank"))
     assert not torch.equal(exact, found)
 
 
@@ -317,7 +317,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(config: TrunkCon
             break
         if not (out / "state.json").exists():
             with pytest.raises(ArrowbankError):
-                open_trunk(out)
+                open_bank(out)
         build_trunk(config, out)
         assert both_banks(out) == both_banks(whole), f"killed at moment {moment}"
         shutil.rmtree(out.parent)
@@ -381,12 +381,12 @@ def test_another_token_and_another_model_are_another_key(
     with pytest.raises(PlanMismatch, match=r"model\.model_sha256"):
         build_trunk(dataclasses.replace(config, model=ModelConfig(model=str(other), device="cpu"), layers=()), whole)
     with pytest.raises(ContractError, match="topk is 6, expected 64"):
-        open_trunk(whole, {"topk": 64})
+        open_bank(whole, {"topk": 64})
     with pytest.raises(ContractError, match="model_fingerprint"):
-        open_trunk(whole, {"model_fingerprint": describe(ModelConfig(model=str(other))).fingerprint})
-    assert open_trunk(whole, {"topk": 6, "window": WINDOW, "model": config.model.model}).topk == 6
+        open_bank(whole, {"model_fingerprint": describe(ModelConfig(model=str(other))).fingerprint})
+    assert open_bank(whole, {"topk": 6, "window": WINDOW, "model": config.model.model}).topk == 6
     with pytest.raises(InputError, match="a bank of taps, expected a trunk bank"):
-        open_trunk(whole.with_name("bank-taps"))
+        open_bank(whole.with_name("bank-taps"), kind=TrunkBank)
 
 
 # sizes and refusals
@@ -466,7 +466,7 @@ def test_what_is_not_finite_is_never_kept(model: Path, data: tuple[TrunkData, Tr
     with pytest.raises(BadVector, match=r"window \d+ of [ab]: .* NaN or Inf"):
         build_trunk(config, tmp_path / "bank", workers=workers)
     with pytest.raises(ArrowbankError):
-        open_trunk(tmp_path / "bank")
+        open_bank(tmp_path / "bank")
 
 
 def test_a_layer_that_float16_cannot_hold_is_refused(model: Path, data: tuple[TrunkData, TrunkData], tmp_path: Path) -> None:
@@ -506,7 +506,7 @@ def test_a_bank_that_is_wrong_inside_is_found_out(
     copy = Path(shutil.copytree(whole, tmp_path / "bank"))
     shard = copy / "data-00001.arrow"
     content = bytearray(shard.read_bytes())
-    values = getattr(open_trunk(copy).read(int(open_trunk(copy).starts[1])), column)
+    values = getattr(open_bank(copy).read(int(open_bank(copy).starts[1])), column)
     at = content.find(values.tobytes())
     content[at : at + values.nbytes] = np.ascontiguousarray(change(values.reshape(-1))).astype(values.dtype).tobytes()
     shard.write_bytes(content)
@@ -544,4 +544,4 @@ def test_the_command_line(
 
 
 def test_it_is_public() -> None:
-    assert {"TrunkConfig", "TrunkData", "build_trunk", "open_trunk"} <= set(arrowbank.__all__)
+    assert {"TrunkConfig", "TrunkData", "build_trunk", "open_bank"} <= set(arrowbank.__all__)

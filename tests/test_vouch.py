@@ -23,14 +23,16 @@ from arrowbank import (
     select_rows,
     verify,
 )
+from arrowbank.bank.names import UnsafeName
 from arrowbank.cli import main
-from arrowbank.errors import CorruptBank
+from arrowbank.errors import ArrowbankError, CorruptBank, InputError
+from arrowbank.report.folders import describe_any
 from tests import every_bank, target_banks
 from tests.mutations import JSON_FILES, WRITERS, another, canonical, mutate, put, reseal
 
 TRIES = 20  # of each bank, for each of its JSON files and for the rest
 
-# What neither recipe nor rows decide: the commit's provenance digest is all that vouches for it. A part of a name after * is any place in a
+# What neither recipe nor rows decide: the digest in state.json is all that vouches for it. A part of a name after * is any place in a
 # list, and counts.* are the counts of what became no row.
 FREE = {
     # names, paths and hashes of what the bank was made from, where the recipe knows contents only
@@ -174,13 +176,11 @@ def test_a_target_bank_of_edited_labels_does_not_open(edited: Callable[..., Path
 
 @pytest.mark.parametrize("name", ["targets", "targets-captured", "targets-merged", "targets-selected"])
 @pytest.mark.parametrize("label", ["target_layer_ids", "last_hidden_norm", "target_model_name_or_path", "loss_mask", "codec"])
-def test_labels_are_held_against_the_recipe_also_without_provenance(edited: Callable[..., Path], name: str, label: str) -> None:
-    def edit(manifest: dict[str, Any]) -> None:
-        manifest[label] = LABELS[label]
-        del manifest["provenance"]
-
+def test_labels_are_held_against_the_recipe_also_by_a_commit_that_vouches_for_them(
+    edited: Callable[..., Path], name: str, label: str
+) -> None:
     with pytest.raises(CorruptBank, match=rf"{label} is .*, expected "):
-        open_bank(edited(name, edit))
+        open_bank(edited(name, lambda manifest: manifest.update({label: LABELS[label]}), sealed=True))
 
 
 def test_the_command_that_made_a_bank_does_not_take_an_edited_one_for_its_own(banks: every_bank.Banks, tmp_path: Path) -> None:
@@ -259,10 +259,72 @@ def test_verify_opens_a_bank_as_a_trainer_does(banks: every_bank.Banks, monkeypa
     assert ("no such feature type" in found["dataset"]) == (answer == "refuses")
 
 
-def test_a_bank_whose_provenance_is_gone_opens_and_is_not_verified(edited: Callable[..., Path]) -> None:
-    folder = edited("tokens", lambda manifest: manifest.pop("provenance"))
-    assert len(open_bank(folder)) == len(open_bank(folder).dataset)
-    assert "provenance is lacking" in failed(folder)["manifest"]
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda state: state.pop("_manifest"), r"state\.json: does not list the shards|state\.json: does not vouch for format"),
+        (
+            lambda state: state["_manifest"]["fields"].remove("recipe"),
+            r"state\.json: does not vouch for recipe of manifest\.json",
+        ),
+        (lambda state: state["_manifest"]["fields"].append("more"), r"manifest\.json: more is lacking\. It was changed after"),
+        (lambda state: state["_manifest"].update(sha256="0" * 64), r"manifest\.json: a field is not what it was .*state\.json"),
+        (lambda state: state["_manifest"].update(more=1), r"state\.json|manifest\.json: a field is not what it was"),
+    ],
+)
+def test_a_commit_that_does_not_vouch_for_the_manifest_is_refused(
+    banks: every_bank.Banks, tmp_path: Path, edit: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    folder = Path(shutil.copytree(banks["texts"], tmp_path / "bank"))
+    state = json.loads((folder / "state.json").read_text())
+    edit(state)
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CorruptBank, match=said):
+        open_bank(folder)
+
+
+@pytest.mark.parametrize("name", every_bank.MAKERS)
+def test_no_field_of_a_manifest_is_free(banks: every_bank.Banks, tmp_path: Path, name: str) -> None:
+    """Each field in turn is lacking, and each has another value: the bank does not open."""
+    folder = banks[name]
+    path = folder / "manifest.json"
+    before, rng = path.read_bytes(), random.Random(name)
+    manifest = json.loads(before)
+    try:
+        for field in manifest:
+            other = {
+                **manifest,
+                field: next(value for _ in range(99) if (value := another(manifest[field], rng)) != manifest[field]),
+            }
+            for edit in (other, {key: value for key, value in manifest.items() if key != field}):
+                put(path, json.dumps(edit).encode("utf-8", "replace"))
+                with pytest.raises((ArrowbankError, UnsafeName)):
+                    open_bank(folder)
+    finally:
+        put(path, before)
+    assert len(open_bank(folder))
+
+
+def test_a_bank_of_an_earlier_format_says_how_it_is_built_again(edited: Callable[..., Path]) -> None:
+    folder = edited("features", lambda manifest: manifest.update(format="arrowbank/1"))
+    said = r'manifest\.json: format "arrowbank/1", this version reads .arrowbank/2.\. Build the bank again with `arrowbank encode`, into a'
+    for use in (lambda: open_bank(folder), lambda: merge_banks([folder, folder], folder.parent / "out")):
+        with pytest.raises(InputError, match=said):
+            use()
+    assert "arrowbank/1" in failed(folder)["opens"]
+
+
+def test_the_command_that_made_a_bank_does_not_vouch_for_an_edit(banks: every_bank.Banks, tmp_path: Path) -> None:
+    config, dump = target_banks.import_config(), banks.dump("dump")
+    import_targets(config, dump, tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "source": "elsewhere"}))
+    with pytest.raises(CorruptBank, match="a field is not what it was"):
+        import_targets(config, dump, tmp_path / "out")
+    path.write_text(json.dumps({**manifest, "trained_by": "me"}))
+    assert import_targets(config, dump, tmp_path / "out")["trained_by"] == "me"
+    assert failed(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize(
@@ -297,7 +359,8 @@ def test_fields_of_a_trainers_own_are_tolerated_and_listed(edited: Callable[...,
     assert open_bank(folder, expect={"trained_by": "me", "epochs.n": 3}).manifest["trained_by"] == "me"
     assert failed(folder) == {}
     (detail,) = [check.detail for check in verify(folder) if check.name == "manifest"]
-    assert detail.endswith("fields not written by arrowbank: epochs, trained_by")
+    assert detail.endswith("; extra fields: epochs, trained_by")
+    assert open_bank(folder).manifest.extra == describe_any(folder)["extra_fields"] == ["epochs", "trained_by"]
 
 
 def test_spelling_and_what_is_for_people_are_free(banks: every_bank.Banks, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The format: what lies on disk, how it gets there, how it is opened and proved. See FORMAT.md."""
 
-from arrowbank.bank.features import FeatureBank
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.bank.manifest import Receipt
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank

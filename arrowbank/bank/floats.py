@@ -118,7 +118,8 @@ def cosines(x: npt.NDArray[Any], y: npt.NDArray[Any], *, of_zeros: float) -> npt
     """
     x, y = x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
     dots, norms = (x * y).sum(axis=-1), np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
-    found: npt.NDArray[np.float64] = np.divide(dots, norms, out=np.full_like(dots, of_zeros), where=norms != 0)
+    with np.errstate(invalid="ignore"):  # the cosine of a vector with Inf or NaN is NaN
+        found: npt.NDArray[np.float64] = np.divide(dots, norms, out=np.full_like(dots, of_zeros), where=norms != 0)
     return found
 
 

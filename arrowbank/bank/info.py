@@ -7,36 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from arrowbank.bank.manifest import JOURNAL, MANIFEST, STATE, Manifest, Receipt, read_json, read_manifest
+from arrowbank.bank.kinds import kind_of
+from arrowbank.bank.manifest import JOURNAL, MANIFEST, STATE, Manifest, Receipt, read_json, read_manifest, readable_json
+from arrowbank.bank.manifest_checks import vouched_fields
 from arrowbank.errors import CorruptBank
 
 PARTS = ("texts", "tokens", "features")  # of a folder that `build` made
-NEXT = {
-    "texts": "arrowbank tokenize {folder} --tokenizer M --out DIR",
-    "tokens": "arrowbank encode {folder} --model M --out DIR",
-    "features": "arrowbank verify {folder}\narrowbank search {folder} TEXT\narrowbank report {folder} --out report.html",
-    "targets": "arrowbank targets verify {folder} --model M\narrowbank export {folder} --to FORMAT --out DIR",
-    "in2": "arrowbank in2 verify {folder}\narrowbank export {folder} --to FORMAT --out DIR",
-    "in2-probes": "arrowbank in2 score {folder} --model M --out DIR",
-    "trunk": "arrowbank heal --trunk {folder} --model M --out DIR",
-}
-IN2 = ("arm", "T", "examples", "triples", "decoys_placed", "seed", "split")
-TARGETS = ("target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
-TRUNK = ("window", "topk", "hidden_norm", "hidden_dtype", "hold_all")
-SHOWN = (
-    "kinds",
-    "counts",
-    "tokenizer",
-    "max_tokens",
-    "model_path",
-    "hidden_size",
-    "max_key_tokens",
-    "encoding",
-    "limit",
-    *TARGETS,
-    *IN2,
-    *TRUNK,
-)
+SHOWN = ("kinds", "counts")  # of the manifest of every kind; each kind has more
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:
@@ -49,7 +26,9 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
     committed = (folder / STATE).exists() and bool(manifest["complete"])
     rows = manifest["rows"] if committed else _receipt_rows(folder, manifest)
     total = manifest.get("text_count")
-    next_step = NEXT.get(manifest["kind"], "arrowbank verify {folder}")
+    kind = kind_of(manifest["kind"])
+    vouched = vouched_fields(readable_json(folder / STATE)) if committed else []
+    extra = sorted(set(manifest) - set(vouched)) if vouched else []
     return {
         "folder": str(folder),
         "kind": manifest["kind"],
@@ -57,9 +36,10 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
         "rows": rows,
         **({"rows_in_all": total} if not committed and total is not None else {}),
         "bytes": _bytes(folder),
-        **{name: manifest[name] for name in SHOWN if manifest.get(name) is not None},
+        **{name: manifest[name] for name in (*SHOWN, *kind.shown) if manifest.get(name) is not None},
+        **({"extra_fields": extra} if extra else {}),
         "plan_digest": manifest["plan_digest"],
-        "next": next_step.format(folder=shlex.quote(str(folder)))
+        "next": kind.next.format(folder=shlex.quote(str(folder)))
         if committed
         else "the command that began it, again: it goes on where it stopped",
     }

@@ -3,7 +3,7 @@
 data-00000.arrow …     the shards: Arrow IPC stream files of one record batch each
 dataset_info.json      the column types, for `datasets`
 manifest.json          what the bank is, from what, and a byte count, row count and sha256 for every file
-state.json             the shards, for `datasets`; written last: its presence is the commit
+state.json             the shards, for `datasets`, and a sha256 of the manifest; written last: its presence is the commit
 build.jsonl            when, where and how fast: the only file in which two runs of one plan differ
 journal/               while a build is on: its locks, and a receipt for every finished file
 """
@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, KeysView, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pyarrow as pa
 
 from arrowbank.bank.names import check_names, check_places
@@ -25,7 +26,7 @@ from arrowbank.bank.refusals import naming
 from arrowbank.errors import CorruptBank, InputError
 
 FAMILY = "arrowbank/"  # what the format of a bank of any version begins with
-FORMAT = f"{FAMILY}1"
+FORMAT = f"{FAMILY}2"
 MANIFEST = "manifest.json"
 STATE = "state.json"
 INFO = "dataset_info.json"
@@ -203,6 +204,79 @@ def with_fields(value: Any, where: str) -> Any:
     return fields
 
 
+# the same, typed: what readers get. Each kind adds its own fields (see arrowbank.bank.kinds).
+
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Width = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # Arrow's fixed-size lists have 32-bit sizes
+Vocabulary = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]  # how many tokens a model knows: memory is taken for each
+
+
+class FileEntry(msgspec.Struct, kw_only=True):
+    """A file as the manifest lists it; `rows` is None where rows mean nothing."""
+
+    name: str
+    rows: Count | None
+    bytes: Count
+    sha256: str
+
+
+class Merged(msgspec.Struct, kw_only=True):
+    """How a merged bank came about: its parts in order, and how many rows were in an earlier part already."""
+
+    parts: list[dict[str, Any]]
+    shared: Count
+
+
+class Selected(msgspec.Struct, kw_only=True):
+    """The bank that a selection is of: its plan digest, and its rows."""
+
+    plan_digest: str
+    rows: Count
+
+
+class BankManifest(msgspec.Struct, kw_only=True):
+    """What the manifest of a committed bank says. `json` is the JSON object itself, also with the fields that a consumer has added
+    (`extra` are their names): `manifest["trained_by"]`, `manifest.get("trained_by")` and `"trained_by" in manifest` read it.
+
+    recipe        everything that decided the rows, by content; its fields depend on the maker
+    text_count    the rows that the bank has when it is complete
+    kinds         how many rows there are of each kind of text
+    generations   the cumulative ends of rows, for a bank that grew
+    """
+
+    format: str
+    kind: str
+    plan_digest: str
+    recipe: dict[str, Any]
+    rows: Count
+    complete: bool
+    files: list[FileEntry]
+    text_count: Count | None = None
+    kinds: dict[str, Count] | None = None
+    generations: list[Count] | None = None
+    counts: Any = None
+    merged: Merged | None = None
+    selected: Selected | None = None
+    json: dict[str, Any]
+    extra: list[str]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.json[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.json
+
+    def keys(self) -> KeysView[str]:
+        return self.json.keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        return self.json.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.json.get(name, default)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when a field is lacking,
     UnsafeName when it lists a file that is not in the folder."""
@@ -219,12 +293,22 @@ def checked_manifest(manifest: Any, where: object, remedy: str) -> Manifest:
     """`manifest`, of whatever came from `where`. InputError for another format, CorruptBank where a field or entry is lacking,
     UnsafeName for a name that is not a plain one."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(f"{where}: format {found!r}, this version reads {FORMAT!r}. Open it with the version that wrote it.")
+        raise InputError(_other_format(manifest, where))
     if wrong := [name for name, kind in FIELDS.items() if not _is(manifest.get(name), kind)] or _wrong_entries(manifest):
         raise CorruptBank(f"{where}: says nothing usable of {', '.join(wrong)}. {remedy}")
     check_names((entry["name"] for entry in manifest["files"]), where, reserved=RESERVED)
     return manifest
+
+
+def _other_format(manifest: Any, where: object) -> str:
+    from arrowbank.bank.kinds import kind_of  # the kinds stand on this module
+
+    found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+    said = f"{where}: format {short_json(found)}, this version reads {FORMAT!r}."
+    if not str(found).startswith(FAMILY):
+        return f"{said} Give the folder of a bank."
+    made_by = kind_of(str(manifest.get("kind"))).made_by or "the command that made it"
+    return f"{said} Build the bank again with {made_by}, into a new folder."
 
 
 def _is(value: object, kind: type) -> bool:
@@ -274,7 +358,7 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 
 def dataset_state(shards: Iterable[str], digest: str) -> dict[str, Any]:
-    """What state.json holds: `datasets` insists on all seven keys."""
+    """What a state.json holds for `datasets`, which insists on all seven keys."""
     return {
         "_data_files": [{"filename": name} for name in shards],
         "_fingerprint": digest[:16],

@@ -1,7 +1,7 @@
 """The mirror of a feature bank, for trainers that map a matrix and read JSON: same rows, same order.
 
 features.f16.npy   [N, D] float16
-index.json         sha1 hex → row, one entry a line
+index.json         sha1 hex → row, one entry a line; only up to INDEX_ROWS rows, because a reader of JSON takes many times its bytes
 texts.jsonl        one JSON string a line
 keys.npy           this package's own look-up (see keys.py); there with and without the mirror
 """
@@ -16,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from arrowbank.bank.columns import fixed_bytes, fixed_lists
-from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.keys import KEY_FILE, SHA1_BYTES, sorted_keys
 from arrowbank.bank.manifest import shard_name
 from arrowbank.bank.mapped import map_shard
 from arrowbank.bank.writer import BankWriter
 
+MATRIX_FILE = "features.f16.npy"
 INDEX_FILE = "index.json"
 TEXTS_FILE = "texts.jsonl"
+INDEX_ROWS = 10_000_000  # of a bank that has an INDEX_FILE, at most
 INDEX_ENTRY_BYTES = 200  # of a row in INDEX_FILE, at most: what a reader of it must allow for
 
 
@@ -57,9 +58,16 @@ def mirror_files(
     return {MATRIX_FILE: matrix, INDEX_FILE: index, TEXTS_FILE: texts}
 
 
+def mirror_fields(rows: int) -> dict[str, str]:
+    """The fields of the manifest that name the files of the mirror of a bank of so many rows."""
+    return {"bank": MATRIX_FILE, **({"index": INDEX_FILE} if rows <= INDEX_ROWS else {}), "texts": TEXTS_FILE}
+
+
 def write_mirror(bank: BankWriter, *, rows: int, width: int, report: Callable[[int], None]) -> None:
     """Write the mirror's files from the finished shards of `bank`. A file already there with its receipt is kept."""
+    names = mirror_fields(rows).values()
     files = mirror_files(finished_batches(bank), rows=rows, width=width, report=report)
+    files = {name: write for name, write in files.items() if name in names}
     with ThreadPoolExecutor(len(files)) as pool:  # the matrix is the disk's and the hash's work, the others Python's
         for written in [pool.submit(bank.write_file, name, write, rows=rows) for name, write in files.items()]:
             written.result()

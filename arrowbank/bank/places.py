@@ -18,6 +18,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from arrowbank.bank.kinds import kind_of
 from arrowbank.bank.manifest import CARD, FORMAT, INFO, JOURNAL, LOG, MANIFEST, SHARD_NAME, STATE, readable_json
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.remote.addresses import is_address, parse_address
@@ -27,7 +28,6 @@ from arrowbank.errors import InputError
 Named = tuple[str, "str | Path | Bank | None"]
 
 OWN_FILES = (MANIFEST, STATE, INFO, CARD, LOG, JOURNAL)  # of every bank, beside its shards and what its manifest lists
-BESIDE_FEATURES = ("texts", "tokens")  # where `build` puts what a feature bank was made from
 
 
 def require_separate(outputs: Iterable[Named], inputs: Iterable[Named], *, files: Iterable[Named] = ()) -> None:
@@ -153,9 +153,10 @@ def _made_from(folder: Path) -> Iterator[tuple[str, Path]]:
     for filler in fillers if isinstance(fillers, list) else ():
         if isinstance(filler, dict) and isinstance(filler.get("path"), str):
             yield "a filler of", folder / filler["path"]
-    if manifest.get("kind") == "features":
-        parent = Path(os.path.realpath(folder)).parent
-        yield from ((f"the {name} behind", parent / name) for name in BESIDE_FEATURES if (parent / name / MANIFEST).exists())
+    parent = Path(os.path.realpath(folder)).parent
+    for name in kind_of(str(manifest.get("kind"))).behind:
+        if (parent / name / MANIFEST).exists():
+            yield f"the {name} behind", parent / name
 
 
 def manifest_in(folder: Path) -> dict[str, Any] | None:

@@ -22,8 +22,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.files import sha256_of
-from arrowbank.bank.kinds import check_columns, check_fields
-from arrowbank.bank.manifest import MANIFEST, MAX_JSON_BYTES, STATE, Manifest, canonical_json, read_manifest, with_fields
+from arrowbank.bank.kinds import check_columns, typed
+from arrowbank.bank.manifest import (
+    MANIFEST,
+    MAX_JSON_BYTES,
+    SHARD_NAME,
+    STATE,
+    BankManifest,
+    FileEntry,
+    Manifest,
+    canonical_json,
+    read_manifest,
+)
 from arrowbank.bank.manifest_checks import check_info, check_manifest, check_state
 from arrowbank.bank.mapped import check_values, map_shard
 from arrowbank.bank.refusals import raise_refusal
@@ -110,15 +120,17 @@ EXPECT_ALIASES = {"model": "model_path", "max_tokens": "max_key_tokens", "dim": 
 class Bank:
     """A committed bank, read-only. `len(bank)` is its rows; `entries` is what the manifest says of each file, by name."""
 
-    def __init__(self, folder: Path, manifest: Manifest, commit: Commit) -> None:
+    manifest: BankManifest
+
+    def __init__(self, folder: Path, manifest: BankManifest, commit: Commit) -> None:
         self._commit = commit
         self.folder = folder
         self.manifest = manifest
-        self.kind: str = manifest["kind"]
-        self.plan_digest: str = manifest["plan_digest"]
-        self.entries: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in manifest["files"]}
-        self.shard_names = check_state(folder, manifest)
-        self.shard_rows = [int(self.entries[name]["rows"]) for name in self.shard_names]
+        self.kind = manifest.kind
+        self.plan_digest = manifest.plan_digest
+        self.entries: dict[str, FileEntry] = {entry.name: entry for entry in manifest.files}
+        self.shard_names = [name for name in self.entries if SHARD_NAME.fullmatch(name)]  # in order: see check_state
+        self.shard_rows = [self.entries[name].rows or 0 for name in self.shard_names]
         self.starts: npt.NDArray[np.int64] = np.cumsum([0, *self.shard_rows])
         self._check_files()
         self._batches = [self._map(index) for index in range(len(self.shard_names))]
@@ -140,14 +152,14 @@ class Bank:
         for name, entry in self.entries.items():
             path = self.folder / name
             size = path.stat().st_size if path.exists() else None
-            if size != entry["bytes"]:
+            if size != entry.bytes:
                 found = "the file is missing" if size is None else f"{size} bytes on disk"
                 raise CorruptBank(
-                    f"{path}: {found}, the manifest says {entry['bytes']}. Restore it from a copy, or make it again with the "
+                    f"{path}: {found}, the manifest says {entry.bytes}. Restore it from a copy, or make it again with the "
                     "command that made the bank (encode: --shards with its number)."
                 )
-        if (rows := sum(self.shard_rows)) != self.manifest["rows"]:
-            raise CorruptBank(f"{self.folder}: shards hold {rows} rows, the manifest says {self.manifest['rows']}.")
+        if (rows := sum(self.shard_rows)) != self.manifest.rows:
+            raise CorruptBank(f"{self.folder}: shards hold {rows} rows, the manifest says {self.manifest.rows}.")
 
     def _map(self, index: int) -> pa.RecordBatch:
         path = self.folder / self.shard_names[index]
@@ -168,7 +180,7 @@ class Bank:
 
     def _digest_of(self, names: list[str]) -> str:
         wanted = set(names)
-        shards = [entry["sha256"] for entry in self.manifest["files"] if entry["name"] in wanted]
+        shards = [entry.sha256 for entry in self.manifest.files if entry.name in wanted]
         return hashlib.sha256(canonical_json(shards)).hexdigest()
 
     def check_hashes(self, beside: Sequence[str] = ()) -> None:
@@ -179,10 +191,10 @@ class Bank:
             found = list(pool.map(lambda name: sha256_of(self.folder / name), names))
         self._commit.require_unchanged()
         for name, sha256 in zip(names, found, strict=True):
-            if sha256 != self.entries[name]["sha256"]:
+            if sha256 != self.entries[name].sha256:
                 raise CorruptBank(
                     f"{self.folder / name}: its bytes are not those that were committed (sha256 {sha256[:12]}…, the "
-                    f"manifest says {self.entries[name]['sha256'][:12]}…). Restore the file from a copy or build this bank again."
+                    f"manifest says {self.entries[name].sha256[:12]}…). Restore the file from a copy or build this bank again."
                 )
 
     @property
@@ -202,6 +214,10 @@ class Bank:
     def shards(self) -> Iterator[pa.RecordBatch]:
         """All shards in row order, memory-mapped. CorruptBank as in `shard`."""
         return map(self.shard, range(len(self._batches)))
+
+    def numbered_shards(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """All shards, each with the number of its first row. CorruptBank as in `shard`."""
+        return zip(map(int, self.starts), self.shards(), strict=False)
 
     def parts(self, column: str) -> list[pa.Array]:
         """One column of every shard, memory-mapped; no other column is looked at. CorruptBank as in `shard`."""
@@ -265,7 +281,7 @@ class Bank:
 
 def open_committed(
     folder: str | Path, expect: Mapping[str, Any] | None = None, *, progress: Progress = SILENT
-) -> tuple[Path, Manifest, Commit]:
+) -> tuple[Path, BankManifest, Commit]:
     """The folder, manifest and commit of a committed bank that is what `expect` says. An address (`hf://…`, `s3://…`) is fetched
     first.
 
@@ -282,10 +298,10 @@ def open_committed(
             f"{total if total is not None else 'an unknown number'} at the last count). Run the command that builds it again: "
             "it goes on where it stopped."
         )
-    check_fields(folder, manifest)
+    fields = typed(manifest, folder / MANIFEST)
     check_manifest(folder / MANIFEST, manifest)
+    fields.extra = check_state(folder, manifest)
     check_contract(folder, manifest, expect or {})
-    fields: Manifest = with_fields(manifest, str(folder / MANIFEST))
     return folder, fields, commit
 
 

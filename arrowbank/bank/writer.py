@@ -33,6 +33,7 @@ from arrowbank.bank.files import (
 )
 from arrowbank.bank.folder_writer import FolderWriter, plan_mismatch
 from arrowbank.bank.journal import Journal, append_log
+from arrowbank.bank.kinds import typed
 from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import (
     CARD,
@@ -48,14 +49,13 @@ from arrowbank.bank.manifest import (
     Receipt,
     canonical_json,
     dataset_info,
-    dataset_state,
     plan_digest,
     ranges,
     read_manifest,
     readable_json,
     shard_name,
 )
-from arrowbank.bank.manifest_checks import PROVENANCE, check_manifest, provenance_of
+from arrowbank.bank.manifest_checks import check_manifest, is_state_of, refuse_changed, state_of
 from arrowbank.bank.names import UnsafeName, refuse_links
 from arrowbank.bank.places import Next, in_words, is_bare_journal, visible
 from arrowbank.bank.processes import temporary_beside
@@ -189,12 +189,7 @@ class BankWriter(FolderWriter):
 
     def _has_its_state(self, found: Manifest) -> bool:
         """Whether `state.json`, the commit, is there, and the one of the bank's manifest `found`."""
-        return bool(found["complete"]) and readable_json(self.folder / STATE) == self._state_of(found)
-
-    def _state_of(self, found: Manifest) -> dict[str, Any]:
-        """What `state.json` holds for the manifest `found`."""
-        numbers = sorted(int(match[1]) for entry in found["files"] if (match := SHARD_NAME.fullmatch(entry["name"])))
-        return dataset_state(map(shard_name, numbers), found["plan_digest"])
+        return bool(found["complete"]) and is_state_of(readable_json(self.folder / STATE), found)
 
     def _is_over(self) -> bool:
         return self._is_committed()
@@ -269,14 +264,15 @@ class BankWriter(FolderWriter):
         Files that are not as the manifest lists them are made again; those that are get their receipts back.
         """
         check_manifest(self.folder / MANIFEST, found)
+        refuse_changed(self.folder, found, readable_json(self.folder / STATE))
         with self._commit_lock():
             listed = self._listed(found)
             damaged = {} if self._is_committed() else self._journal.damaged(listed, deep=True)
             if not damaged:
                 self.receipts, self.committed = {receipt.name: receipt for receipt in listed}, True
                 if not (self.folder / CARD).exists():
-                    publish_bytes(self.folder / CARD, card(found).encode())
-                publish_json(self.folder / STATE, self._state_of(found))
+                    publish_bytes(self.folder / CARD, card(typed(found, self.folder / MANIFEST)).encode())
+                publish_json(self.folder / STATE, state_of(found))
                 return
             self.log("redo", damaged=damaged)
             whole = [receipt for receipt in listed if receipt.name not in {*damaged, INFO}]
@@ -398,11 +394,11 @@ class BankWriter(FolderWriter):
         self.receipts[INFO] = Receipt(name=INFO, rows=None, bytes=len(info), sha256=sha256, plan_digest=self.plan_digest)
         sweep_temporaries(self.folder)
         self.log("commit", rows=self.done_rows)
-        manifest = self._manifest(complete=True, files=[self.receipts[name].entry() for name in sorted(self.receipts)])
-        manifest[PROVENANCE] = provenance_of(json.loads(canonical_json(self._fields)), self.kind)
-        publish_bytes(self.folder / CARD, card(manifest).encode())
+        files = [self.receipts[name].entry() for name in sorted(self.receipts)]
+        manifest: Manifest = json.loads(canonical_json(self._manifest(complete=True, files=files)))
+        publish_bytes(self.folder / CARD, card(typed(manifest, self.folder / MANIFEST)).encode())
         publish_json(self.folder / MANIFEST, manifest)
-        publish_json(self.folder / STATE, dataset_state(shards, self.plan_digest))
+        publish_json(self.folder / STATE, state_of(manifest))
 
     def _commit_lock(self) -> AbstractContextManager[None]:
         return waiting_lock(self._journal.folder / "lock-commit")

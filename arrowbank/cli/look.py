@@ -165,9 +165,10 @@ def lookup(
 
     Example: arrowbank lookup router/features "Where does Ada live?"
     """
-    from arrowbank.bank.features import open_features
+    from arrowbank.bank.kinds.features import FeatureBank
+    from arrowbank.bank.opening import open_bank
 
-    opened = open_features(bank)
+    opened = open_bank(bank, kind=FeatureBank)
     rows = [int(row) for row in opened.rows(text)]
     for one, row in zip(text, rows, strict=True):
         vector = opened.take([row])[0].tolist() if row >= 0 else None

@@ -16,22 +16,14 @@ import pyarrow.compute as pc
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import values_of
+from arrowbank.bank.kinds import every_kind
+from arrowbank.bank.kinds.tokens import TokensBank
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.opening import open_texts_behind
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.combine.rows import (
-    Piece,
-    Rows,
-    bytes_beside,
-    counted,
-    has_mirror,
-    stated,
-    value_counts,
-    vectors_recipe,
-    write_beside,
-    write_pieces,
-)
+from arrowbank.combine.rows import Piece, Rows, has_mirror, stated, value_counts, write_pieces
+from arrowbank.combine.rules import CombineRules, counted_fields, rules_of
 from arrowbank.errors import InputError
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Help, Settings, checked
@@ -126,7 +118,6 @@ def _is_plain(bank: Bank, name: str) -> bool:
 
 
 METHOD = 1  # raise it when the same bank and conditions would give other rows
-KINDS = ("texts", "tokens", "features", "targets")
 BESIDE = "-texts"
 
 
@@ -170,24 +161,24 @@ def select_rows(
     BankLocked, CorruptBank, DiskFull.
     """
     source, target = open_bank(bank), Path(out)
-    if source.kind not in KINDS:
-        raise InputError(
-            f"{bank}: a bank of {source.kind}; rows of {', '.join(KINDS)} can be selected. Build a smaller bank instead."
-        )
+    rules = rules_of(source.kind)
+    if not rules.selects:
+        kinds = ", ".join(name for name in every_kind() if rules_of(name).selects)
+        raise InputError(f"{bank}: a bank of {source.kind}; rows of {kinds} can be selected. Build a smaller bank instead.")
     beside = target.resolve().with_name(target.resolve().name + BESIDE)  # for tokens: their texts
-    outputs: list[Named] = [("--out", out), *([("--out", beside)] if source.kind == "tokens" else [])]
+    outputs: list[Named] = [("--out", out), *([("--out", beside)] if isinstance(source, TokensBank) else [])]
     require_separate(outputs, [("BANK", source), ("--texts", texts)])
-    if source.kind != "tokens" and texts is not None:
-        raise InputError(f"--texts {texts}: is for a bank of tokens, {bank} is one of {source.kind}. Leave it out.")
-    if source.kind != "tokens":
-        return _Selection(config, source, (source,)).write(target, {}, restart, progress)
+    if not isinstance(source, TokensBank):
+        if texts is not None:
+            raise InputError(f"--texts {texts}: is for a bank of tokens, {bank} is one of {source.kind}. Leave it out.")
+        return _Selection(config, source, (source,), rules).write(target, {}, restart, progress)
     texts_bank = open_texts_behind(source, texts)
-    written = _Selection(config, texts_bank, (source, texts_bank)).write(beside, {}, restart, progress)
+    written = _Selection(config, texts_bank, (source, texts_bank), CombineRules()).write(beside, {}, restart, progress)
     fields = {
         "texts": {"path": os.path.relpath(beside, target.resolve()), "plan_digest": written["plan_digest"]},
         "kinds": written["kinds"],
     }
-    return _Selection(config, source, (source, texts_bank)).write(target, fields, restart, progress)
+    return _Selection(config, source, (source, texts_bank), rules).write(target, fields, restart, progress)
 
 
 @dataclass(frozen=True)
@@ -197,6 +188,7 @@ class _Selection:
     config: SelectConfig
     source: Bank
     columns: Sequence[Bank]
+    rules: CombineRules
 
     def write(self, out: Path, fields: dict[str, Any], restart: bool, progress: Progress) -> Manifest:
         source, mirror = self.source, has_mirror(self.source)
@@ -207,18 +199,18 @@ class _Selection:
         if not pieces:
             raise InputError(self._nothing(table, conditions))
         rows = sum(piece.count for piece in pieces)
-        with BankWriter(out, kind=source.kind, recipe=self._recipe(mirror), restart=restart) as bank:
+        with BankWriter(out, kind=source.kind, recipe=self._recipe(), restart=restart) as bank:
             if bank.committed:
                 progress.message(f"{bank.folder}: already complete, nothing to do")
                 return bank.manifest
             for one in self.columns:
                 one.check_hashes()
             with progress.phase("select", rows, unit="rows") as phase:
-                write_pieces(bank, pieces, phase, beside=bytes_beside(rows, source, mirror=mirror))
-            write_beside(bank, mirror=mirror, progress=progress)
+                write_pieces(bank, pieces, phase, beside=self.rules.bytes_beside(rows, source, mirror=mirror))
+            self.rules.write_beside(bank, mirror=mirror, progress=progress)
             return bank.commit(rows=rows, manifest={**self._fields(bank), **fields})
 
-    def _recipe(self, mirror: bool) -> dict[str, Any]:
+    def _recipe(self) -> dict[str, Any]:
         return {
             "select_method": METHOD,
             "select": {
@@ -228,8 +220,7 @@ class _Selection:
                 "rows": list(self.config.rows) if self.config.rows else None,
                 "limit": self.config.limit,
             },
-            **vectors_recipe(self.source),
-            **({"mirror": mirror} if self.source.kind == "features" else {}),
+            **self.rules.recipe(self.source),
         }
 
     def _pieces(self, choose: Callable[[int, int], Rows], report: Callable[[int], None]) -> list[Piece]:
@@ -256,16 +247,10 @@ class _Selection:
     def _fields(self, bank: BankWriter) -> dict[str, Any]:
         """What the source says, but for what is true only of all its rows."""
         before = stated(self.source)
-        left_out = ("counts", "codec_error", "generations", "merged", "source_duplicates")
-        kept = {name: value for name, value in before.items() if name not in left_out}
-        found = counted(bank, before)
-        if bank.kind == "targets":
-            found["counts"]["dropped"] = {"not_selected": len(self.source) - bank.done_rows}
-        else:
-            kept = {name: value for name, value in kept.items() if not name.endswith("_sha256")}
-            found["generations"] = [bank.done_rows]
+        kept = {name: value for name, value in before.items() if name not in (*self.rules.of_all_rows, *self.rules.of_files)}
+        found = counted_fields(self.rules, bank, before)
         selected = {"plan_digest": self.source.plan_digest, "rows": len(self.source)}
-        return {**kept, **found, "selected": selected}
+        return {**self.rules.selected(kept, found, bank.done_rows, len(self.source)), "selected": selected}
 
 
 def _pick(choose: Callable[[int, int], Rows], start: int, low: int, high: int, most: int) -> Rows:

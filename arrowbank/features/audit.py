@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import Rows
-from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.files import json_bytes, publish_alone, refuse_address, refuse_other_file
+from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explained, explains
 from arrowbank.errors import ContractError, InputError
@@ -175,9 +176,9 @@ def audit(config: AuditConfig, bank: str | Path, other: str | Path | None = None
     if (config.scan is None) == (other is None):
         raise InputError("Give either --source twice or more with one bank, or two banks and no --source.")
     if config.scan is None:
-        against, *audited = _bank_splits(open_features(bank), open_features(str(other)))
+        against, *audited = _bank_splits(open_bank(bank, kind=FeatureBank), open_bank(str(other), kind=FeatureBank))
     else:
-        opened = open_features(bank)
+        opened = open_bank(bank, kind=FeatureBank)
         splits = _source_splits(opened, _with_fields(config.scan, opened, progress), config.splits, progress)
         against = splits.pop(config.against or config.splits[0])
         audited = list(splits.values())
@@ -240,7 +241,7 @@ class _Split:
 def _bank_splits(bank: FeatureBank, other: FeatureBank) -> list[_Split]:
     """Two whole banks as splits. ContractError where their vectors cannot be compared."""
     facts, others = (
-        {**one.manifest["recipe"]["model"], **{name: one.manifest.get(name) for name in TEXT_FIELDS}} for one in (bank, other)
+        {**one.manifest.recipe["model"], **{name: one.manifest.get(name) for name in TEXT_FIELDS}} for one in (bank, other)
     )
     for name in {**facts, **others}:
         if name != "dtype" and facts.get(name) != others.get(name):
@@ -251,7 +252,7 @@ def _bank_splits(bank: FeatureBank, other: FeatureBank) -> list[_Split]:
             )
     splits = []
     for one in (bank, other):
-        names = list(one.manifest["kinds"])
+        names = list(one.manifest.kinds or ())
         kinds = np.zeros(len(one), np.uint8)
         for place, name in enumerate(names, 1):
             kinds[one.of_kind(name)] = place

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from arrowbank.bank.features import open_features
 from arrowbank.bank.floats import cosines
+from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError, NothingChecked
 from arrowbank.settings import checked
@@ -35,7 +36,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
 
     Raises InputError when the widths differ, NothingChecked (an InputError) when no text is shared.
     """
-    left, right = open_features(a), open_features(b)
+    left, right = open_bank(a, kind=FeatureBank), open_bank(b, kind=FeatureBank)
     if left.hidden_size != right.hidden_size:
         raise InputError(f"{a} has vectors of width {left.hidden_size}, {b} of {right.hidden_size}: they cannot be compared.")
     alike, largest = [], 0.0

@@ -17,10 +17,10 @@ import torch
 from arrowbank import engine
 from arrowbank.bank import Bank, BankWriter, FeatureBank, open_bank
 from arrowbank.bank.columns import fixed_list_column, one_array
-from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import require_space
+from arrowbank.bank.kinds.tokens import TokensBank
 from arrowbank.bank.manifest import LOG, Manifest, ranges
-from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, write_keys, write_mirror
+from arrowbank.bank.mirror import mirror_fields, write_keys, write_mirror
 from arrowbank.bank.opening import open_texts_behind
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
@@ -55,7 +55,7 @@ class EncodeJob:
     """How a process becomes a worker. Everything here pickles; the model is loaded by the worker itself."""
 
     config: EncodeConfig
-    tokens: Bank
+    tokens: TokensBank
     texts: Bank
     info: ModelInfo | None = None
     processes: int = 1
@@ -152,7 +152,7 @@ def encode(
     """
     options = options or RunOptions()
     check_options(options, grows=config.onto is not None)
-    plan = EncodePlan(config, open_tokens(tokens), texts)
+    plan = EncodePlan(config, open_bank(tokens, kind=TokensBank), texts)
     require_separate([("--out", out)], [("TOKENS", plan.tokens), ("--texts", plan.texts_folder), *inputs_of(config)])
     if plan.old:
         check_fits(plan.old, plan.recipe, plan.manifest, texts=plan.texts, tokens=plan.tokens)
@@ -168,7 +168,7 @@ def encode(
     ) as bank:
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
-            return open_bank(bank.folder).manifest
+            return open_bank(bank.folder).manifest.json
         if plan.old and (count := adopt(plan.old, bank, chosen)):
             progress.message(f"{bank.folder}: {count:,} rows are those of {plan.old.folder}")
         bank.save_progress(encoded_rows=bank.done_rows)
@@ -182,22 +182,12 @@ def inputs_of(config: EncodeConfig) -> list[Named]:
     return [("--model", local_model(config.model.model) if config.model else None), ("--onto", config.onto)]
 
 
-def open_tokens(folder: str | Path) -> Bank:
-    """Open a bank that must be one of tokens."""
-    tokens = open_bank(folder)
-    if tokens.kind != "tokens":
-        raise InputError(
-            f"{folder}: a bank of {tokens.kind}, expected tokens. Give a folder that `arrowbank tokenize` has written."
-        )
-    return tokens
-
-
 @dataclass
 class EncodePlan:
     """Everything that is fixed before the first forward pass: shards, recipe, and what the manifest says of them."""
 
     config: EncodeConfig
-    tokens: Bank
+    tokens: TokensBank
     texts_folder: str | Path | None = None
 
     @cached_property
@@ -234,7 +224,7 @@ class EncodePlan:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        ends = sorted({min(end, self.rows) for end in self.tokens.manifest["generations"]})
+        ends = sorted({min(end, self.rows) for end in self.tokens.manifest.generations or ()})
         return shard_ranges(ends, rows_a_shard(self.config.shard_rows, self.row_bytes))
 
     @cached_property
@@ -249,7 +239,7 @@ class EncodePlan:
             "normalize": self.config.normalize,
             "batches": self._batch_rules,
             "shard_rows": rows_a_shard(self.config.shard_rows, self.row_bytes),
-            "generations": self.tokens.manifest["generations"],
+            "generations": self.tokens.manifest.generations,
             "limit": self.config.limit,
             "mirror": self.config.mirror,
             **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
@@ -266,7 +256,7 @@ class EncodePlan:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """The fields that trainers check, known before the work."""
-        source = self.tokens.manifest
+        source = self.tokens.manifest.json
         model = self.config.model
         carried = {name: source[name] for name in (*CARRIED, *_hash_fields(source)) if name in source}
         return {
@@ -279,7 +269,7 @@ class EncodePlan:
             "generations": source["generations"],
             "limit": self.config.limit,
             "dtype": "float16_memmap",
-            **({"bank": MATRIX_FILE, "index": INDEX_FILE, "texts": TEXTS_FILE} if self.config.mirror else {}),
+            **(mirror_fields(self.rows) if self.config.mirror else {}),
             "encoded_rows": 0,
             "encoding": {
                 **self._batch_rules,

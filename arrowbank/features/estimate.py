@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from arrowbank.bank import open_bank
 from arrowbank.bank.columns import list_values, one_array
 from arrowbank.bank.files import free_bytes
+from arrowbank.bank.kinds.tokens import TokensBank
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Batch, batch_counts, batches, gather
 from arrowbank.features.config import EncodeConfig, Encoder
-from arrowbank.features.encode import EncodePlan, open_tokens, text_bytes
+from arrowbank.features.encode import EncodePlan, text_bytes
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
 
@@ -60,7 +62,7 @@ def estimate(
     progress: Progress = SILENT,
 ) -> Estimate:
     """Count the plan of `encode` with the same arguments; with `timed`, load the model and time a few of its batches."""
-    plan = EncodePlan(config, open_tokens(tokens), texts)
+    plan = EncodePlan(config, open_bank(tokens, kind=TokensBank), texts)
     values, offsets = list_values(one_array(plan.tokens.slice(0, plan.rows, ["input_ids"])["input_ids"]))
     lengths = np.diff(offsets)
     passes, ideal = batch_counts(lengths, plan.shards, config.rules)

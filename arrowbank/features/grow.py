@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from arrowbank.bank import Bank, BankWriter
 from arrowbank.bank.columns import one_array
-from arrowbank.bank.features import FeatureBank, open_features
 from arrowbank.bank.floats import cosines
 from arrowbank.bank.journal import append_log
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.bank.manifest import LOG, differing_fields
+from arrowbank.bank.opening import open_bank
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import ContractError, InputError, PlanMismatch
 from arrowbank.features.config import EncodeConfig, Encoder
@@ -101,8 +102,8 @@ FIELDS = ("max_key_tokens", "tokenizer_fingerprint", "special_tokens", "prompt")
 
 def open_old(folder: str | Path) -> FeatureBank:
     """Open the feature bank that is to grow. InputError for one that `encode` did not make."""
-    old = open_features(folder)
-    if not {"tokens", "texts", *RECIPE} <= set(old.manifest["recipe"]):
+    old = open_bank(folder, kind=FeatureBank)
+    if not {"tokens", "texts", *RECIPE} <= set(old.manifest.recipe):
         raise InputError(
             f"--onto {folder}: not made by `arrowbank encode` but by merge or select, so nothing says which tokens its rows "
             "are of. Grow a bank that encode made, and merge it with this one."
@@ -112,8 +113,8 @@ def open_old(folder: str | Path) -> FeatureBank:
 
 def check_fits(old: FeatureBank, recipe: Mapping[str, Any], manifest: Mapping[str, Any], *, texts: Bank, tokens: Bank) -> None:
     """Raise PlanMismatch, naming the fields, unless the plan of `recipe` and `manifest` begins with the rows of `old`."""
-    rows, ends = len(old), old.manifest["generations"]
-    found = {name: old.manifest["recipe"][name] for name in (*RECIPE, "texts", "tokens")}
+    rows, ends = len(old), old.manifest.generations or []
+    found = {name: old.manifest.recipe[name] for name in (*RECIPE, "texts", "tokens")}
     found |= {name: old.manifest.get(name) for name in FIELDS} | {"generations": ends}
     wanted = {name: recipe[name] for name in RECIPE} | {name: manifest.get(name) for name in FIELDS}
     wanted |= {"generations": recipe["generations"][: len(ends)]}
@@ -137,5 +138,5 @@ def adopt(old: FeatureBank, bank: BankWriter, chosen: Sequence[Shard]) -> int:
         old.check_hashes()
     for shard in todo:
         name = old.shard_names[shard.index]
-        bank.adopt_shard(shard.index, old.folder / name, rows=shard.rows, sha256=old.entries[name]["sha256"])
+        bank.adopt_shard(shard.index, old.folder / name, rows=shard.rows, sha256=old.entries[name].sha256)
     return sum(shard.rows for shard in todo)

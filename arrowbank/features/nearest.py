@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import Rows
-from arrowbank.bank.features import FeatureBank
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.errors import CorruptBank, InputError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def nearest(
     if k < 1:
         raise InputError(f"k is {k}, it must be at least 1.")
     found = _Found(unit, min(k, len(bank) if among is None else int(among.sum())))
-    normalised = bool(bank.manifest["encoding"]["normalize"])
+    normalised = bool(bank.manifest.encoding.normalize)
     for start, half in _blocks(bank) if found.rows.size else []:
         rows = np.arange(start, start + len(half))
         if among is not None:

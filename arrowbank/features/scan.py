@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import binary_column, fixed_bytes
+from arrowbank.bank.kinds.texts import TextsBank
 from arrowbank.bank.manifest import Manifest, joint_sha256, read_manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
@@ -177,10 +178,7 @@ def inputs_of(config: ScanConfig) -> list[Named]:
 def _old_bank(onto: str | None) -> Bank | None:
     if onto is None:
         return None
-    old = open_bank(onto)
-    if old.kind != "texts":
-        raise InputError(f"--onto {onto}: a bank of {old.kind}. Give a bank of texts, one that scan has made.")
-    return old
+    return open_bank(onto, kind=TextsBank)
 
 
 def _source_entries(sources: Sequence[Source], prints: Prints) -> list[dict[str, Any]]:
@@ -265,7 +263,7 @@ def _take_over(old: Bank, bank: BankWriter, keys: KeyTable) -> None:
         path = old.folder / name
         if not keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32)).all():
             raise CorruptBank(f"{path}: has a key that an earlier row has. Scan the old bank again.")
-        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=old.entries[name]["sha256"])
+        bank.adopt_shard(index, path, rows=batch.num_rows, sha256=old.entries[name].sha256)
 
 
 @dataclass(frozen=True)
@@ -365,7 +363,7 @@ def _manifest_fields(
     old: Bank | None,
 ) -> dict[str, Any]:
     """What the manifest says beyond what every bank's does. In a grown bank all counts are of old and new together."""
-    before: Mapping[str, Any] = old.manifest if old else {}
+    before: Mapping[str, Any] = old.manifest.json if old else {}
     old_rows = len(old) if old else 0
     total = old_rows + rows.shards.rows
     if not total:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import Rows, list_column
-from arrowbank.bank.features import FeatureBank, open_features
+from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.opening import open_bank
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ContractError, InputError, MissingDependency
 from arrowbank.features.config import Encoder, load_custom_encoder
@@ -88,7 +89,7 @@ class Searcher:
     @checked
     def __init__(self, folder: str | Path, config: SearchConfig | None = None) -> None:
         self.config = config or SearchConfig()
-        self.bank: FeatureBank = open_features(folder)
+        self.bank: FeatureBank = open_bank(folder, kind=FeatureBank)
         self._rules = BatchRules(**{name: self._made["batches"][name] for name in ("max_batch", "token_budget")})
         self._among = _rows_of_kind(self.bank, self.config.kind)
         self._index: IndexedRows | None = None
@@ -98,13 +99,13 @@ class Searcher:
             _encoder_to_run(self.bank, self.config)  # before anything that takes long
         self._tokens = _tokenize_config(self.bank, self.config)
         self._tokenizer = self._load_tokenizer()
-        _same(self.bank, {"tokenizer_fingerprint": tokenizer_fingerprint(self._tokenizer)}, self.bank.manifest)
+        _same(self.bank, {"tokenizer_fingerprint": tokenizer_fingerprint(self._tokenizer)}, self.bank.manifest.json)
         self._encoder = self._load_encoder()
 
     @property
     def _made(self) -> Mapping[str, Any]:
         """The recipe by which the bank was made."""
-        recipe: Mapping[str, Any] = self.bank.manifest["recipe"]
+        recipe: Mapping[str, Any] = self.bank.manifest.recipe
         return recipe
 
     @checked
@@ -177,7 +178,7 @@ def one_line(text: str, width: int = SHOWN) -> str:
 def _encoder_to_run(bank: FeatureBank, config: SearchConfig) -> str:
     """The encoder that the user names; the bank's only with trust_remote_code. InputError: a bank may come from a stranger, and to
     import what its recipe names would run any code that is importable here."""
-    named = str(bank.manifest["recipe"]["model"]["name"])
+    named = str(bank.manifest.recipe["model"]["name"])
     if config.encoder is None and not config.trust_remote_code:
         raise InputError(
             f"{bank.folder}: made with an encoder of somebody's own, {named!r}. Code that a bank names is not run. If you know that "
@@ -188,7 +189,7 @@ def _encoder_to_run(bank: FeatureBank, config: SearchConfig) -> str:
 
 def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None:
     """The model that the bank was made with, as it was run then; None where that was an encoder of the user's own."""
-    made = bank.manifest["recipe"]["model"]
+    made = bank.manifest.recipe["model"]
     by_model = "model_sha256" in made
     if config.encoder if by_model else config.model:
         raise ContractError(
@@ -200,7 +201,7 @@ def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None
         refuse_unread("a bank that was made with an encoder of your own", config, ["device", "gpu_memory_gb"])
         return None
     return ModelConfig(
-        model=config.model or bank.manifest["model_path"],
+        model=config.model or bank.manifest.model_path,
         pooling=made["pooling"],
         layer=made["layer"],
         backbone=made["backbone"],
@@ -216,10 +217,10 @@ def _tokenize_config(bank: FeatureBank, config: SearchConfig) -> TokenizeConfig:
     """How the bank's texts became tokens."""
     manifest = bank.manifest
     return TokenizeConfig(
-        tokenizer=config.tokenizer or config.model or manifest["tokenizer"],
-        max_tokens=manifest["max_key_tokens"],
-        special_tokens=manifest["special_tokens"],
-        prompt=manifest["prompt"],
+        tokenizer=config.tokenizer or config.model or manifest.json["tokenizer"],
+        max_tokens=manifest.max_key_tokens,
+        special_tokens=manifest.json["special_tokens"],
+        prompt=manifest.json["prompt"],
         trust_remote_code=config.trust_remote_code,
     )
 
@@ -255,7 +256,7 @@ class IndexedRows:
     """
 
     def __init__(self, bank: FeatureBank, among: npt.NDArray[np.bool_] | None = None) -> None:
-        if not bank.manifest["encoding"]["normalize"]:
+        if not bank.manifest.encoding.normalize:
             raise InputError(
                 f"{bank.folder}: its vectors are not normalised, and faiss has no cosine. Search it without faiss."
             )

@@ -138,7 +138,7 @@ def tokenize(
             work.run(progress)
             counts = work.counts()
             bank.commit(rows=len(source), manifest={"counts": counts})
-    return open_bank(out).manifest
+    return open_bank(out).manifest.json
 
 
 class _Work:
@@ -311,11 +311,11 @@ def token_rows(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, texts
 
 
 def _generations(source: Bank) -> list[int]:
-    return [int(end) for end in source.manifest.get("generations", [len(source)])]
+    return [int(end) for end in source.manifest.generations or [len(source)]]
 
 
 def _manifest_fields(config: TokenizeConfig, tokenizer: PreTrainedTokenizerFast, source: Bank, out: Path) -> dict[str, Any]:
-    carried = {name: value for name, value in source.manifest.items() if name in CARRIED or name.endswith("_sha256")}
+    carried = {name: value for name, value in source.manifest.json.items() if name in CARRIED or name.endswith("_sha256")}
     return {
         **carried,
         "tokenizer": config.tokenizer,

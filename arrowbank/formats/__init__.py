@@ -10,5 +10,5 @@
     exported.py      what exports share: a file a sample, and the note that comes last
     folder.py        writing a folder that is whole or not there, and goes on after a crash
 
-What holds target rows is read as, and written from, `arrowbank.bank.targets.TargetRows`.
+What holds target rows is read as, and written from, `arrowbank.bank.kinds.targets.TargetRows`.
 """

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.files import HashedFile, require_space
+from arrowbank.bank.kinds.targets import TargetFacts, TargetRows, TargetSample
 from arrowbank.bank.manifest import canonical_json, json_in
 from arrowbank.bank.names import check_places
-from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.export import Format, facts_said, with_norm

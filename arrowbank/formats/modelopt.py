@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from arrowbank.bank.files import HashedFile
-from arrowbank.bank.targets import TargetRows, TargetSample
+from arrowbank.bank.kinds.targets import TargetRows, TargetSample
 from arrowbank.formats.export import Format, as_they_are, facts_said, hidden_tensors, save_torch, token_tensors, write_samples
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.progress import Phase

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from arrowbank.bank.kinds.targets import RowsView, TargetBank, TargetRows, manifest_of
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.bank.targets import RowsView, TargetRows, manifest_of, open_target_bank
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables
 from arrowbank.formats import tokens as tokenshards
@@ -79,7 +80,7 @@ def export(
     if config.format in tables.FORMATS:
         return tables.export_tables(bank, out, format=config.format, restart=restart, progress=progress)
     format = FORMATS[config.format]
-    opened = open_target_bank(bank)
+    opened = open_bank(bank, kind=TargetBank)
     rows = format.fit(_vouched(opened, config))
     recipe = {
         "format": config.format,

@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, number_column
 from arrowbank.bank.files import HashedFile, json_bytes, require_space
+from arrowbank.bank.kinds.targets import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, json_in, parsed_json
 from arrowbank.bank.names import check_names, check_places, checked_place
-from arrowbank.bank.targets import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
 from arrowbank.formats.export import BLOCK_INPUT, Format, facts_said, ours, save_torch, theirs, write_samples

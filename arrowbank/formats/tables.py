@@ -47,7 +47,7 @@ def export_tables(
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return {"format": format, "complete": True}
         opened.check_hashes()
-        bytes_in_all = sum(entry["bytes"] for entry in opened.manifest["files"] if entry["name"] in set(opened.shard_names))
+        bytes_in_all = sum(opened.entries[name].bytes for name in opened.shard_names)
         require_space(folder.folder, bytes_in_all, "the export")
         with progress.phase("export", len(opened), unit="rows") as phase:
             if isinstance(opened, FeatureBank) and format == "npy":

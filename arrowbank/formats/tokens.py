@@ -18,6 +18,7 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
 from arrowbank.bank.files import HashedFile, require_space
+from arrowbank.bank.kinds.in2 import ArmBank
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.names import check_places
@@ -38,7 +39,6 @@ def whole_in_a_window(
     return whole
 
 
-KIND = "in2"
 RAW_TOKENS = 100_000_000  # the loader behind the raw format ignores what is past it
 LLMC_HEADER = (20240520, 1)
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
@@ -140,14 +140,14 @@ def export_tokens(
     """
     layout, opened = LAYOUTS[format], open_bank(bank)
     stride = stride or layout.strides[0]
-    facts = opened.manifest
-    if opened.kind != KIND:
+    if not isinstance(opened, ArmBank):
         raise InputError(f"{bank}: a bank of {opened.kind}; {format} takes an arm that `arrowbank in2 build` has written.")
     if stride not in layout.strides:
         raise InputError(f"--stride {stride}: {format} knows {' and '.join(layout.strides)}.")
-    dtype = (layout.dtypes or {"uint16": "uint16"}).get(facts["dtype"])
+    facts = opened.manifest.json
+    dtype = (layout.dtypes or {"uint16": "uint16"}).get(opened.manifest.dtype)
     if dtype is None:
-        raise InputError(f"{bank}: its ids are {facts['dtype']}, {format} holds uint16. Export as raw or megatron.")
+        raise InputError(f"{bank}: its ids are {opened.manifest.dtype}, {format} holds uint16. Export as raw or megatron.")
     shards = _shards(opened, stride, dtype)
     if format == "raw" and (most := max(shard.tokens for shard in shards)) > RAW_TOKENS:
         raise InputError(
@@ -175,10 +175,10 @@ def _name(facts: dict[str, Any], index: int, ending: str) -> str:
     return f"in2{facts['arm']}_{facts['split']}_{index:05d}{ending}"
 
 
-def _shards(bank: Bank, stride: str, dtype: str) -> list[TokenFile]:
+def _shards(bank: ArmBank, stride: str, dtype: str) -> list[TokenFile]:
     """The files to be written: the same examples in each as in the arm's raw shards."""
-    examples, per_shard = len(bank), -(-len(bank) // bank.manifest["recipe"]["shards"])
-    width = bank.manifest["T"] + (stride == "T+1")
+    examples, per_shard = len(bank), -(-len(bank) // bank.manifest.recipe["shards"])
+    width = bank.manifest.T + (stride == "T+1")
     ranges = [range(start, min(start + per_shard, examples)) for start in range(0, examples, per_shard)]
     return [TokenFile(len(rows), width, dtype, partial(_blocks, bank, rows, stride)) for rows in ranges]
 
@@ -199,8 +199,8 @@ def _blocks(bank: Bank, rows: range, stride: str) -> Iterator[Ids]:
         yield part
 
 
-def _facts(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dict[str, Any]:
-    facts, looks_ahead = bank.manifest, LAYOUTS[format].looks_ahead
+def _facts(bank: ArmBank, format: str, stride: str, shards: list[TokenFile]) -> dict[str, Any]:
+    facts, looks_ahead = bank.manifest.json, LAYOUTS[format].looks_ahead
     length = facts["T"]
     steps = {"T": length, "T+1": length + 1}
     return {
@@ -223,9 +223,9 @@ def _facts(bank: Bank, format: str, stride: str, shards: list[TokenFile]) -> dic
     }
 
 
-def _survivors(bank: Bank, width: int, per_shard: int, read: int, step: int) -> int:
+def _survivors(bank: ArmBank, width: int, per_shard: int, read: int, step: int) -> int:
     """The triples that windows of `read` tokens, `step` apart, hold whole, each file cut from its begin."""
-    span, count = bank.manifest["span"], 0
+    span, count = bank.manifest.span, 0
     for index, batch in enumerate(bank.shards()):
         needles, offsets = list_values(batch.column("needle_start"))
         probes, _ = list_values(batch.column("probe_start"))

@@ -21,13 +21,12 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
-from arrowbank.bank.features import MATRIX_FILE
 from arrowbank.bank.files import digest_of, human_bytes
+from arrowbank.bank.kinds.targets import TargetRows
 from arrowbank.bank.manifest import JOURNAL, STATE, read_json
 from arrowbank.bank.mapped import map_npy
-from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, TEXTS_FILE
+from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, MATRIX_FILE, TEXTS_FILE
 from arrowbank.bank.names import place_fault
-from arrowbank.bank.targets import TargetRows
 from arrowbank.errors import CorruptBank
 from arrowbank.formats import deepspec, specforge, speculators
 from arrowbank.formats import tokens as tokenshards

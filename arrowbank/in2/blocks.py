@@ -14,12 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from arrowbank.bank import Bank, open_bank
+from arrowbank.bank import open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
+from arrowbank.bank.kinds.in2 import ArmBank
 from arrowbank.bank.manifest import MANIFEST, parsed_json
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.in2.build import KIND, config_of
+from arrowbank.in2.build import config_of
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import Placement, Planted
@@ -34,13 +35,9 @@ class Arm:
     """A committed arm. Raises what `open_bank` raises, and InputError for a bank of another kind."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.bank: Bank = open_bank(folder)
-        if self.bank.kind != KIND:
-            raise InputError(
-                f"{self.bank.folder}: a bank of {self.bank.kind}. Give a folder that `arrowbank in2 build` has written."
-            )
+        self.bank = open_bank(folder, kind=ArmBank)
         self.folder = self.bank.folder
-        self.recipe: dict[str, Any] = self.bank.manifest["recipe"]
+        self.recipe: dict[str, Any] = self.bank.manifest.recipe
         self.config = self._config()
 
     def _config(self) -> In2Config:
@@ -92,17 +89,17 @@ class Arm:
 
     def fillers(self, given: Sequence[str | Path] | None) -> list[Filler]:
         """The sources of the filler: where the manifest says, or `given`. Raises InputError where one is gone or another."""
-        entries = self.bank.manifest["fillers"]
-        paths = given or [entry["path"] if is_address(entry["path"]) else self.folder / entry["path"] for entry in entries]
+        entries = self.bank.manifest.fillers
+        paths = given or [entry.path if is_address(entry.path) else self.folder / entry.path for entry in entries]
         if len(paths) != len(entries):
             raise InputError(f"{self.folder}: built from {len(entries)} fillers, {len(paths)} are given.")
         opened = []
         for path, entry in zip(paths, entries, strict=True):
-            filler = open_filler(path, self.bank.manifest["tokenizer"])
-            if filler.digest != entry["sha256"]:
+            filler = open_filler(path, self.bank.manifest.tokenizer)
+            if filler.digest != entry.sha256:
                 raise InputError(
                     f"{path}: not the filler that {self.folder} was built from (sha256 {filler.digest[:12]}…, expected "
-                    f"{entry['sha256'][:12]}…)."
+                    f"{entry.sha256[:12]}…)."
                 )
             opened.append(filler)
         return opened

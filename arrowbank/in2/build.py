@@ -188,7 +188,7 @@ def build_in2(
     with FollowedWriter(out, kind=KIND, recipe=recipe_of(config, entries), restart=restart, manifest=said) as bank:
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
-            return open_bank(bank.folder).manifest
+            return open_bank(bank.folder).manifest.json
         require_space(bank.folder, _bytes_to_write(config, bank.done_rows), "the arm")
         todo = [shard for shard in shards if shard.index not in bank.done_shards]
         if workers is None:

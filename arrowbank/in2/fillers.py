@@ -25,6 +25,8 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
+from arrowbank.bank.kinds.texts import TextsBank
+from arrowbank.bank.kinds.tokens import TokensBank
 from arrowbank.bank.manifest import MANIFEST, read_json, short_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal
@@ -174,9 +176,9 @@ def _texts(records: Records) -> Iterator[str]:
 
 def _open_bank(path: Path, tokenizer: str | None) -> Filler:
     bank = open_bank(path)
-    if bank.kind == "tokens":
+    if isinstance(bank, TokensBank):
         return BankFiller(bank)
-    if bank.kind != "texts":
+    if not isinstance(bank, TextsBank):
         raise InputError(f"{path}: a bank of {bank.kind}; filler is tokens or texts.")
     if tokenizer is None:
         raise InputError(f"{path}: a bank of texts: say how they become ids with --tokenizer M, or give a bank of tokens.")

@@ -174,7 +174,7 @@ def build_probes(
     with BankWriter(out, kind=KIND, recipe=recipe, restart=restart, manifest=said) as bank:
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
-            return open_bank(bank.folder).manifest
+            return open_bank(bank.folder).manifest.json
         require_space(bank.folder, count * config.length * (np.dtype(config.dtype).itemsize + 1), "the trials")
         with progress.phase("probes", count, unit="trials") as phase:
             for shard in shard_ranges([count], max(1, config.shard_tokens // config.length)):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, values_of
 from arrowbank.bank.files import json_bytes
+from arrowbank.bank.kinds.probes import ProbesBank
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
@@ -26,7 +27,7 @@ from arrowbank.drawing.frame import svg_file
 from arrowbank.drawing.plots import Series, lines
 from arrowbank.errors import InputError, NothingChecked
 from arrowbank.formats.folder import ExportFolder
-from arrowbank.in2.probes import ABSENT, KIND, NEEDLE, NULL
+from arrowbank.in2.probes import ABSENT, NEEDLE, NULL
 from arrowbank.models import ModelConfig, ModelInfo, describe, local_model
 from arrowbank.progress import SILENT, Phase, Progress
 from arrowbank.settings import EXECUTION, Count, Help, Part, Range, Settings, checked
@@ -244,12 +245,8 @@ def score_probes(
 
     Raises InputError (no probes, a model that cannot score them), PlanMismatch where `out` holds the scores of others, CorruptBank.
     """
-    bank = open_bank(probes)
+    bank = open_bank(probes, kind=ProbesBank)
     require_separate([("--out", out)], [("PROBES", bank), *(("--model", local_model(model.model)) for model in config.models)])
-    if bank.kind != KIND:
-        raise InputError(
-            f"{probes}: a bank of {bank.kind}, expected {KIND}. Give a folder that `arrowbank in2 probes` has written."
-        )
     if not len(bank):
         raise NothingChecked(f"{probes}: holds no trial, so there is nothing to score. Build the probes again.")
     infos = [describe(_with_head(model)) for model in config.models]
@@ -262,7 +259,7 @@ def score_probes(
     with ExportFolder(out, recipe, owns=OWNS, last=RESULT, restart=restart) as folder:
         bank.check_hashes()
         curves = {}
-        total = len(bank) * int(bank.manifest["length"]) * len(infos)
+        total = len(bank) * bank.manifest.length * len(infos)
         with progress.phase("score", total, unit="tokens", texts=len(bank) * len(infos)) as phase:
             for number, (model, info) in enumerate(zip(config.models, infos, strict=True)):
                 nll = _nll(config, model, info, bank, folder, f"nll-{number:02d}.json", phase)
@@ -277,10 +274,10 @@ def _with_head(model: ModelConfig) -> ModelConfig:
 
 
 def _nll(
-    config: ScoreConfig, model: ModelConfig, info: ModelInfo, bank: Bank, folder: ExportFolder, name: str, phase: Phase
+    config: ScoreConfig, model: ModelConfig, info: ModelInfo, bank: ProbesBank, folder: ExportFolder, name: str, phase: Phase
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The NLL of every trial's answer [N, val_len], from the file `name` where that is there already."""
-    tokens = len(bank) * int(bank.manifest["length"])
+    tokens = len(bank) * bank.manifest.length
     if not folder.complete and name not in folder.receipts:
         found = _score(config, _with_head(model), info, bank, phase)
         folder.write(name, lambda file: file.write(json_bytes({"model": info.model, "nll": found.tolist()})))
@@ -290,12 +287,12 @@ def _nll(
 
 
 def _score(
-    config: ScoreConfig, model: ModelConfig, info: ModelInfo, bank: Bank, phase: Phase
+    config: ScoreConfig, model: ModelConfig, info: ModelInfo, bank: ProbesBank, phase: Phase
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     from arrowbank.models.causal import CausalModel
 
     scorer = CausalModel(model, info)
-    length, val_len = int(bank.manifest["length"]), int(bank.manifest["val_len"])
+    length, val_len = bank.manifest.length, bank.manifest.val_len
     out = np.empty((len(bank), val_len), np.float32)
     size = max(1, config.token_budget // length)
     for first, batch in zip(bank.starts, bank.shards(), strict=False):

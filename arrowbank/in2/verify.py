@@ -125,7 +125,7 @@ class _Proof:
         self._found = findings(arm.config.mirror)
         self._filler = Finding("filler", "equal to its source outside planted spans", "differs from its source in")
         self._records = Finding("records", "the manifest's records are those of the rows", "other records than rows in")
-        self._windows = Windows(arm.config.length, arm.raw or [], arm.bank.manifest.get("survivors", {}), looks_ahead=False)
+        self._windows = Windows(arm.config.length, arm.raw or [], arm.bank.manifest.survivors or {}, looks_ahead=False)
         self._keys, self._twice, self._stray = KeyCounter(arm.config.vocab, arm.config.key_len), 0, 0
         self._counts = Counts()
         self._no_source = ""
@@ -190,17 +190,17 @@ def _files(arm: Arm) -> Check:
     for tokens, name, examples in zip(arm.raw or (), raw_names(config), config.shard_examples, strict=False):
         if len(tokens) != len(examples) * config.length:
             wrong.append(f"{name} holds {len(tokens):,} tokens, expected {len(examples) * config.length:,}")
-    listed = {entry["name"] for entry in arm.bank.manifest["files"]}
+    listed = {entry.name for entry in arm.bank.manifest.files}
     strays = {path.name for path in arm.folder.iterdir() if path.suffix in (".bin", ".arrow")} - listed
     wrong += [f"{name} is not the bank's" for name in sorted(strays)]
-    size = sum(entry["bytes"] for entry in arm.bank.manifest["files"])
+    size = sum(entry.bytes for entry in arm.bank.manifest.files)
     good = f"{config.examples:,} examples, {config.examples * config.length:,} tokens, {size:,} bytes"
     return Check("files", not wrong, "; ".join(wrong[:SHOWN]) if wrong else good)
 
 
 def _hashes(arm: Arm) -> Check:
-    files = arm.bank.manifest["files"]
-    wrong = [entry["name"] for entry in files if sha256_of(arm.folder / entry["name"]) != entry["sha256"]]
+    files = arm.bank.manifest.files
+    wrong = [entry.name for entry in files if sha256_of(arm.folder / entry.name) != entry.sha256]
     detail = f"edited after the build: {', '.join(wrong[:SHOWN])}" if wrong else f"sha256 of {len(files)} files"
     return Check("hashes", not wrong, detail)
 

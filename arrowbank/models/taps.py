@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from arrowbank.bank.targets import EMBEDDINGS
+from arrowbank.bank.kinds.targets import EMBEDDINGS
 from arrowbank.errors import InputError
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo

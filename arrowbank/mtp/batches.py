@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from arrowbank.bank.files import require_space, reserve
-from arrowbank.bank.trunk import HIDDEN_TYPES, TrunkBank
+from arrowbank.bank.kinds.trunk import HIDDEN_TYPES, TrunkBank
 from arrowbank.errors import InputError
 from arrowbank.mtp.draft import Draft, chain, rounds
 
@@ -49,7 +49,7 @@ class Windows:
 
     def __init__(self, bank: TrunkBank, draft: Draft) -> None:
         self.bank, self._draft = bank, draft
-        self.norm = str(bank.manifest["hidden_norm"])
+        self.norm = bank.manifest.hidden_norm
         if self.norm == "post" and draft.hidden == "pre":
             raise InputError(
                 f"{bank.folder}: holds hidden states after the final norm, this draft is fed those before it. Build the bank with "
@@ -94,10 +94,10 @@ class Feeding:
         self._windows, self._rows, self._steps, self._stride, self._batch = windows, rows, steps, stride, batch
         self._place = {int(row): at for at, row in enumerate(rows)}
         bank = windows.bank
-        self._torch_dtype = getattr(torch, str(bank.manifest["hidden_dtype"]))
+        self._torch_dtype = getattr(torch, bank.manifest.hidden_dtype)
         kept = 1 if stride else steps - 1
         shape = (kept, len(rows), bank.window_tokens, bank.hidden_size)
-        dtype = HIDDEN_TYPES[str(bank.manifest["hidden_dtype"])]
+        dtype = HIDDEN_TYPES[bank.manifest.hidden_dtype]
         self._kept = None
         if math.prod(shape):
             path.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ class Feeding:
         """Compute everything anew from `draft`; `count` is how often that has been done, which moves the offset of rounds."""
         if self._kept is None:
             return
-        fill = int(self._windows.bank.manifest["pad_id"])
+        fill = self._windows.bank.manifest.pad_id
         if self._stride:
             for row in self._rows:  # one by one: each window has an offset of its own
                 part = self._windows.batch([int(row)])

@@ -12,8 +12,8 @@ import torch
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column
+from arrowbank.bank.kinds.trunk import lists_of, row_offsets
 from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.trunk import lists_of, row_offsets
 from arrowbank.mtp.batches import WindowBatch, Windows
 from arrowbank.mtp.draft import Draft, step_tokens
 from arrowbank.mtp.heal_config import HealConfig
@@ -53,7 +53,7 @@ def dump_drafts(
 
 @torch.no_grad()
 def _batch(draft: Draft, windows: Windows, part: WindowBatch, when: str, steps: int) -> pa.RecordBatch:
-    names, fill = windows.bank.set_names, int(windows.bank.manifest["pad_id"])
+    names, fill = windows.bank.set_names, windows.bank.manifest.pad_id
     lengths = part.lengths.astype(np.int32)
     offsets = row_offsets(lengths)
     columns: dict[str, pa.Array] = {

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from arrowbank.bank.kinds.trunk import TrunkBank
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.places import beside, require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.bank.trunk import TrunkBank, open_trunk
 from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
 from arrowbank.mtp.batches import Windows
@@ -187,9 +188,9 @@ def shortcomings(healed: Healed) -> list[str]:
 
 def _bank_of(config: HealConfig, folder: str | Path) -> TrunkBank:
     """The bank, which must be of this very model and reach as far as the chain."""
-    bank = open_trunk(folder)
+    bank = open_bank(folder, kind=TrunkBank)
     fingerprint = describe(config.model).fingerprint
-    if bank.manifest["model_fingerprint"] != fingerprint:
+    if bank.manifest.model_fingerprint != fingerprint:
         raise ContractError(
             f"{folder}: a trunk bank of {bank.manifest['model_path']} with weights {str(bank.manifest['model_fingerprint'])[:12]}, "
             f"expected those of {config.model.model}, {fingerprint[:12]}. Build the bank of this model: arrowbank trunk build.",
@@ -214,7 +215,7 @@ def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]
     return {
         **config.recipe(),
         "trunk_bank": bank.content_digest,
-        "model": bank.manifest["model_fingerprint"],
+        "model": bank.manifest.model_fingerprint,
         "dtype": config.model.dtype,
         "draft_from": first,
         "hidden": config.last_hidden_norm,
@@ -247,12 +248,12 @@ def _first_draft(config: HealConfig, trunk: Trunk, folder: Path) -> Draft:
 
 def _provenance(config: HealConfig, bank: TrunkBank, healed: Healed) -> dict[str, Any]:
     """What is put into the metadata of every file that is written."""
-    counts, how = bank.manifest["counts"], config.recipe()
+    counts, how = bank.manifest.counts, config.recipe()
     return {
         "made_by": "arrowbank heal",
-        "data": bank.manifest["sets"],
-        "tokens": counts["tokens"],
-        "windows": counts["windows"],
+        "data": bank.manifest.json["sets"],
+        "tokens": counts.tokens,
+        "windows": counts.windows,
         "k": bank.topk,
         **{name: how[name] for name in ("chain", "stride", "epochs", "lr", "batch", "hard", "refresh")},
         "draft_from": config.draft_from,

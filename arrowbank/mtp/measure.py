@@ -55,7 +55,7 @@ def measure(
     """
     found = Measured(nothing(chain), nothing(chain), {}, nothing(chain) if in_order else None)
     names = windows.bank.set_names
-    fill = int(windows.bank.manifest["pad_id"])
+    fill = windows.bank.manifest.pad_id
     for name in dict.fromkeys(names[row] for row in rows):
         found.sets[name] = nothing(chain)
         mine = [row for row in rows if names[row] == name]

@@ -17,9 +17,10 @@ from arrowbank import engine
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.files import require_space
+from arrowbank.bank.kinds.trunk import TAPS_KIND, TrunkBank, lists_of, row_offsets
 from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.places import beside
-from arrowbank.bank.trunk import TAPS_KIND, TrunkBank, lists_of, open_trunk, row_offsets
 from arrowbank.engine.plan import BatchRules, Shard, batches
 from arrowbank.errors import BadVector, PlanMismatch
 from arrowbank.mtp.trunk_plan import FILES_OVERHEAD, METHOD, SHARD_OVERHEAD, TrunkPlan, batch_recipe, cut_shards, model_recipe
@@ -51,7 +52,7 @@ def _row_bytes(length: int, layers: int, hidden_size: int, window: int) -> int:
 
 def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progress: Progress) -> Manifest:
     """The taps of the committed trunk bank `out`; the manifest of their bank. Goes on where an earlier run stopped."""
-    trunk, config, info = open_trunk(out), plan.config, plan.info
+    trunk, config, info = open_bank(out, kind=TrunkBank), plan.config, plan.info
     rows, layers = trunk.held_out_rows, config.layers
     lengths = trunk.lengths[rows].tolist()
 

@@ -249,7 +249,7 @@ class Training:
         """The mean loss over the real rows of a job."""
         part = self.windows.batch(job.rows)
         ahead = max(job.step, 1)  # in rounds every row predicts the token after the next
-        fill = int(self.windows.bank.manifest["pad_id"])
+        fill = self.windows.bank.manifest.pad_id
         out = self.draft(step_tokens(part.input_ids, ahead, fill), self.feeding.of(part, job.step))
         width = part.input_ids.shape[1] - ahead
         real = part.real(ahead)[:, :width]

@@ -14,10 +14,10 @@ import numpy as np
 from arrowbank import engine
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, human_bytes, publishing, require_space
+from arrowbank.bank.kinds.trunk import KIND
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.bank.trunk import KIND
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import DiskFull
 from arrowbank.inputs.sources import source_places

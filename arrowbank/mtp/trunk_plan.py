@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from arrowbank.bank.trunk import window_bytes
+from arrowbank.bank.kinds.trunk import window_bytes
 from arrowbank.engine.plan import BatchRules, Shard
 from arrowbank.errors import InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES

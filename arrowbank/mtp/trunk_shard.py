@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from arrowbank.bank.trunk import HIDDEN_TYPES, TrunkColumns, row_offsets
+from arrowbank.bank.kinds.trunk import HIDDEN_TYPES, TrunkColumns, row_offsets
 from arrowbank.engine.plan import BatchRules, Shard, batches
 from arrowbank.errors import BadVector
 

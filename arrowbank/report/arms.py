@@ -10,12 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.columns import list_values
+from arrowbank.bank.kinds.in2 import ArmBank
+from arrowbank.bank.kinds.probes import ProbesBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, plural
 from arrowbank.drawing.plots import Histogram, Series, histogram, lines, outlines, rails, shares
 from arrowbank.report.sampling import SOME_ROWS, names, numbers, of_sample, spread_rows, take
 from arrowbank.report.section import Section, Story, paragraph, plots, table
+from arrowbank.report.subject import Subject
 
 TRIPLES = 1_000_000  # looked at, an arm
 PLACES = {"needle_start": "Needles", "probe_start": "Probes"}
@@ -28,33 +31,34 @@ MATCHED = ("T", "examples", "K", "key_len", "val_len", "alphabet", "d_min", "dec
 Looked = dict[str, npt.NDArray[np.int32]]  # flat values by column
 
 
-def tell_arms(banks: Mapping[str, Bank]) -> Story:
+def tell_arms(subject: Subject) -> Story:
     """Where needles and probes lie, and how far apart, arm over arm."""
-    labels = {name: f"{name} (arm {bank.manifest['arm']})" for name, bank in banks.items()}
+    banks = {name: bank for name, bank in subject.banks.items() if isinstance(bank, ArmBank)}
+    labels = {name: f"{name} (arm {bank.manifest.arm})" for name, bank in banks.items()}
     looked = {labels[name]: _look(bank) for name, bank in banks.items()}
-    length = max(int(bank.manifest["T"]) for bank in banks.values())
+    length = max(bank.manifest.T for bank in banks.values())
     found = [_places(column, looked, length) for column in PLACES]
     drawn = [plot for plot in (*found, _distances(looked, length)) if plot is not None]
     lead = "Arms that match have the same probes; only the distance to the needle differs." if len(banks) > 1 else ""
     first = next(iter(banks.values()))
     lead = f"{lead}{of_sample(_rows(first), len(first), 'example')}".strip()
-    arms = [str(bank.manifest["arm"]) for bank in banks.values()]
+    arms = [bank.manifest.arm for bank in banks.values()]
     tiles = [
         (f"{sum(map(len, banks.values())):,}", "examples"),
         (f"{length:,}", "tokens each"),
-        (f"{sum(int(bank.manifest['triples']) for bank in banks.values()):,}", "triples"),
+        (f"{sum(bank.manifest.triples for bank in banks.values()):,}", "triples"),
         (", ".join(arms), "arm" if len(arms) == 1 else "arms"),
     ]
     places = Section("Where facts lie", [plots(*drawn) if drawn else paragraph(NOTHING)], lead, "Places")
     return Story(tiles, [places, Section("Options", [_options(labels, banks)], short="Options")])
 
 
-def _rows(bank: Bank) -> npt.NDArray[np.int64]:
+def _rows(bank: ArmBank) -> npt.NDArray[np.int64]:
     """The examples that are looked at."""
-    return spread_rows(len(bank), max(1, TRIPLES // max(1, int(bank.manifest["K"]))))
+    return spread_rows(len(bank), max(1, TRIPLES // max(1, bank.manifest.K)))
 
 
-def _look(bank: Bank) -> Looked:
+def _look(bank: ArmBank) -> Looked:
     columns = [*PLACES, DISTANCE]
     found = take(bank, columns, _rows(bank))
     return {name: list_values(found.column(name).combine_chunks())[0] for name in columns}
@@ -121,13 +125,14 @@ def _options(labels: Mapping[str, str], banks: Mapping[str, Bank]) -> Markup:
     return table(columns, rows, "options of the arms")
 
 
-def tell_probes(bank: Bank) -> Story:
+def tell_probes(subject: Subject) -> Story:
     """Conditions, and where needle and probe of each kind of trial lie."""
+    bank = subject.bank_as(ProbesBank)
     rows = spread_rows(len(bank), SOME_ROWS)
     found = take(bank, ["condition", "position", "probe_pos", "needle_start", "probe_start"], rows)
     conditions = names(found, "condition")
     counts = {name: conditions.count(name) for name in dict.fromkeys(conditions)}
-    length = int(bank.manifest["length"])
+    length = bank.manifest.length
     said = ", ".join(f"{number(count)} {name}" for name, count in counts.items())
     drawn = [shares("Trials by condition", counts, x_label="trials", summary=f"{said}; absent and null are the controls.")]
     places = numbers(found, "probe_pos")
@@ -137,7 +142,7 @@ def tell_probes(bank: Bank) -> Story:
         (f"{len(bank):,}", "trials"),
         (f"{bank.manifest['blocks']:,}", "blocks"),
         (f"{length:,}", "tokens each"),
-        (str(len(bank.manifest["positions"])), "distances"),
+        (str(len(bank.manifest.positions)), "distances"),
     ]
     lead = "Within a block nothing but the needle changes: the same filler, the same probe."
     return Story(tiles, [Section("Trials", [plots(*drawn)], lead, "Trials")])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.columns import Rows, number_column
-from arrowbank.bank.features import FeatureBank
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Frame, Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural, tag

@@ -7,29 +7,31 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.reader import Bank
-from arrowbank.bank.trunk import TrunkBank
+from arrowbank.bank.kinds.drafts import DraftsBank
+from arrowbank.bank.kinds.trunk import TrunkBank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural
 from arrowbank.drawing.plots import Series, bars_of, histogram, lines, ranges
 from arrowbank.report.hidden import norm_plot, rows_to_read
 from arrowbank.report.sampling import names, of_sample, sampled_lists, sampled_norms, spread_rows, take
 from arrowbank.report.section import Section, Story, plots, table
+from arrowbank.report.subject import Subject
 
 ROWS, TOKENS = 512, 256  # windows looked at, and of each so many tokens
 Floats = npt.NDArray[np.float64]
 
 
-def tell_trunk(bank: TrunkBank) -> Story:
+def tell_trunk(subject: Subject) -> Story:
     """Mass of the top k, tail, entropy; by data set."""
+    bank = subject.bank_as(TrunkBank)
     rows = spread_rows(len(bank), ROWS)
     probs, tails, sets = _read(bank, rows)
-    counts = bank.manifest["counts"]
+    counts = bank.manifest.counts
     tiles = [
-        (f"{counts['windows']:,}", f"windows of {bank.window_tokens:,}"),
-        (f"{counts['tokens']:,}", "tokens"),
+        (f"{counts.windows:,}", f"windows of {bank.window_tokens:,}"),
+        (f"{counts.tokens:,}", "tokens"),
         (str(bank.topk), "next tokens kept a row"),
-        (f"{counts['held_out']:,}", "windows held out"),
+        (f"{counts.held_out:,}", "windows held out"),
     ]
     lead = f"{plural(len(probs), 'token')}, evenly spread over {plural(len(rows), 'window')} of {len(bank):,}."
     drawn = [_mass(probs), _entropies(probs, tails), _tails(tails), _lengths(bank)]
@@ -107,20 +109,21 @@ def _lengths(bank: TrunkBank) -> Plot:
 def _by_set(bank: TrunkBank, probs: Floats, tails: Floats, sets: Sequence[str]) -> Markup:
     at, entropies = np.array(sets), entropy(probs, tails)
     rows = []
-    for name, facts in bank.manifest["sets"].items():
+    for name, facts in bank.manifest.sets.items():
         mine = at == name
         means = [float(values[mine].mean()) if mine.any() else None for values in (100 * probs[:, 0], 100 * tails, entropies)]
-        rows.append((name, facts["windows"], facts["tokens"], *means))
+        rows.append((name, facts.windows, facts.tokens, *means))
     return table(("data set", "windows", "tokens", "top token, %", "not kept, %", "entropy, nats"), rows, "data sets")
 
 
 # the rows of drafts
 
 
-def tell_drafts(bank: Bank) -> Story:
+def tell_drafts(subject: Subject) -> Story:
     """Before and after: how sure the draft is at every chain step, and the norms of what it was fed."""
-    chain, kept = int(bank.manifest["chain"]), int(bank.manifest["kept"])
-    rows = rows_to_read(len(bank), chain * int(bank.manifest["hidden_size"]))
+    bank = subject.bank_as(DraftsBank)
+    chain, kept = bank.manifest.chain, bank.manifest.kept
+    rows = rows_to_read(len(bank), chain * bank.manifest.hidden_size)
     when = np.array(names(take(bank, ["when"], rows), "when"))
     masses: dict[str, Floats] = {}
     norms: dict[str, npt.NDArray[np.float32]] = {}

@@ -9,30 +9,32 @@ import numpy.typing as npt
 
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.floats import float32_of
-from arrowbank.bank.reader import Bank
-from arrowbank.bank.targets import TargetBank
+from arrowbank.bank.kinds.taps import TapsBank
+from arrowbank.bank.kinds.targets import TargetBank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural
 from arrowbank.drawing.plots import bars_of, histogram, ranges
 from arrowbank.report.sampling import SOME_ROWS, numbers, of_sample, sampled_norms, spread_rows, take
 from arrowbank.report.section import Section, Story, plots, table
+from arrowbank.report.subject import Subject
 
 ROWS, TOKENS = 256, 64  # looked at, and of each so many tokens
 VALUES = 1 << 26  # read at most, whatever the width
 PERCENTILES = (1, 50, 99)
 
 
-def tell_targets(bank: TargetBank) -> Story:
+def tell_targets(subject: Subject) -> Story:
     """Norms by layer, what is not finite, the loss mask, lengths, and what each layer takes on disk."""
-    facts, counts = bank.facts, bank.manifest["counts"]
+    bank = subject.bank_as(TargetBank)
+    facts, counts = bank.facts, bank.manifest.counts
     layers = [*(f"layer {name}" for name in facts.layer_names), "last"]
     rows = rows_to_read(len(bank), facts.hidden_size * len(layers))
     norms, bad = _states(bank, rows)
     lengths = bank.lengths[spread_rows(len(bank), SOME_ROWS)]
     tiles = [
-        (f"{counts['kept']:,}", "samples"),
-        (f"{counts['tokens']:,}", "tokens"),
-        (percent(counts["loss_tokens"], counts["tokens"]), "in the loss"),
+        (f"{counts.kept:,}", "samples"),
+        (f"{counts.tokens:,}", "tokens"),
+        (percent(counts.loss_tokens, counts.tokens), "in the loss"),
         (f"{facts.layers} + 1", f"layers of {facts.hidden_size:,}"),
     ]
     states = Section(
@@ -45,17 +47,18 @@ def tell_targets(bank: TargetBank) -> Story:
     return Story(tiles, [states, loss])
 
 
-def tell_taps(bank: Bank) -> Story:
+def tell_taps(subject: Subject) -> Story:
     """Norms of each tapped layer."""
-    ids = bank.manifest["layers"]
+    bank = subject.bank_as(TapsBank)
+    ids = bank.manifest.layers
     layers = ["embeddings" if layer < 0 else f"layer {layer}" for layer in ids]
-    rows = rows_to_read(len(bank), bank.manifest["hidden_size"] * len(ids))
+    rows = rows_to_read(len(bank), bank.manifest.hidden_size * len(ids))
     norms = [sampled_norms(bank, f"layer_{layer}", rows, TOKENS) for layer in ids]
     lengths = numbers(take(bank, ["length"], spread_rows(len(bank), SOME_ROWS)), "length")
     tiles = [
         (f"{len(bank):,}", "held-out windows"),
-        (f"{bank.manifest['counts']['tokens']:,}", "tokens"),
-        (str(len(ids)), f"layers of {bank.manifest['hidden_size']:,}"),
+        (f"{bank.manifest.counts.tokens:,}", "tokens"),
+        (str(len(ids)), f"layers of {bank.manifest.hidden_size:,}"),
     ]
     lead = f"What each block puts out before any norm, of {plural(len(norms[0]), 'token')}."
     section = Section("Hidden states", [plots(norm_plot(layers, norms), _length_plot(lengths, len(bank)))], lead, "Layers")
@@ -99,13 +102,13 @@ def _states(bank: TargetBank, rows: npt.NDArray[np.int64]) -> tuple[list[npt.NDA
 
 
 def _layer_table(bank: TargetBank, layers: Sequence[str], bad: Sequence[int], seen: int) -> Markup:
-    facts, counts = bank.facts, bank.manifest["counts"]
+    facts, counts = bank.facts, bank.manifest.counts
     width = facts.hidden_size + 4 if facts.codec == "fp8" else 2 * facts.hidden_size
-    stated = bank.manifest.get("nonfinite", {})
+    stated = bank.manifest.nonfinite or {}
     rows = [
         (
             name,
-            human_bytes(counts["hidden_tokens"] * width),
+            human_bytes(counts.hidden_tokens * width),
             stated.get(name.removeprefix("layer "), 0),
             f"{found:,} of {seen:,}",
         )
@@ -126,12 +129,12 @@ def _length_plot(lengths: npt.NDArray[np.float64] | npt.NDArray[np.int64], total
 
 def _loss_plot(bank: TargetBank, rows: npt.NDArray[np.int64]) -> Plot:
     covered = np.array([100 * float((bank.read(row).loss_mask != 0).mean()) for row in rows.tolist()])
-    counts = bank.manifest["counts"]
+    counts = bank.manifest.counts
     none = int((covered == 0).sum())
     some = "Each sample looked at has some." if not none else f"{none:,} samples looked at have none."
     said = (
-        f"{number(counts['loss_tokens'])} of {number(counts['tokens'])} tokens are in the loss "
-        f"({percent(counts['loss_tokens'], counts['tokens'])}), by the rule {bank.facts.loss_mask!r}. "
+        f"{number(counts.loss_tokens)} of {number(counts.tokens)} tokens are in the loss "
+        f"({percent(counts.loss_tokens, counts.tokens)}), by the rule {bank.facts.loss_mask!r}. "
         f"{some}{of_sample(rows, len(bank), 'sample')}"
     )
     found = histogram(covered, span=(0.0, 100.0), bins=20)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.files import human_bytes, sha256_of
+from arrowbank.bank.manifest import FileEntry
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.verify import verify
 from arrowbank.drawing.markup import Markup, join, number, percent, plural, tag
@@ -43,14 +43,14 @@ def prove(bank: Bank, *, full: bool, progress: Progress) -> Proof:
     checks = verify(bank.folder, quick=not full, progress=progress)
     damaged = frozenset[str]()
     if any(check.name == "hashes" and not check.ok for check in checks):
-        damaged = frozenset(entry["name"] for entry in bank.manifest["files"] if _is_damaged(bank, entry))
+        damaged = frozenset(entry.name for entry in bank.manifest.files if _is_damaged(bank, entry))
     return Proof(full, checks, damaged)
 
 
-def _is_damaged(bank: Bank, entry: Mapping[str, Any]) -> bool:
+def _is_damaged(bank: Bank, entry: FileEntry) -> bool:
     """Whether a file's bytes are not those of the manifest, or cannot be read at all."""
-    with attempt(bank.folder / entry["name"]):
-        return sha256_of(bank.folder / entry["name"]) != str(entry["sha256"])
+    with attempt(bank.folder / entry.name):
+        return sha256_of(bank.folder / entry.name) != entry.sha256
     return True
 
 
@@ -59,27 +59,27 @@ def verdict(ok: bool, words: str) -> Markup:
     return tag("span", {"class": "good" if ok else "bad"}, f"{'✓' if ok else '✗'} {words}")
 
 
-def _verdict_of(entry: Mapping[str, Any], proof: Proof) -> Markup:
-    if entry["name"] in proof.damaged:
+def _verdict_of(entry: FileEntry, proof: Proof) -> Markup:
+    if entry.name in proof.damaged:
         return verdict(False, "bytes differ")
     if proof.full:
         return verdict(True, "sha256")
-    return verdict(True, "size" if entry["rows"] is None else "size, rows")
+    return verdict(True, "size" if entry.rows is None else "size, rows")
 
 
 def files_of(name: str, bank: Bank, proof: Proof) -> Markup:
     """The checks and the files of a bank; shards first, damaged ones before all."""
     shards = set(bank.shard_names)
     entries = sorted(
-        bank.manifest["files"],
-        key=lambda entry: (entry["name"] not in proof.damaged, entry["name"] not in shards, entry["name"]),
+        bank.manifest.files,
+        key=lambda entry: (entry.name not in proof.damaged, entry.name not in shards, entry.name),
     )
     rows = [
         (
-            tag("code", None, entry["name"]),
-            entry["rows"],
-            tag("span", {"title": f"{entry['bytes']:,} bytes", "class": "nowrap"}, human_bytes(entry["bytes"])),
-            tag("code", {"title": entry["sha256"]}, entry["sha256"][:12]),
+            tag("code", None, entry.name),
+            entry.rows,
+            tag("span", {"title": f"{entry.bytes:,} bytes", "class": "nowrap"}, human_bytes(entry.bytes)),
+            tag("code", {"title": entry.sha256}, entry.sha256[:12]),
             _verdict_of(entry, proof),
         )
         for entry in entries[:SHOWN_FILES]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.info import PARTS
+from arrowbank.bank.kinds import every_kind, kind_of
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.reader import Bank, local_folder
 from arrowbank.errors import ArrowbankError, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Progress
 
-IN2 = "in2"
+B = TypeVar("B", bound=Bank)
 HEAL_REPORT, HEAL_PLAN = "report.json", "plan.json"
 
 
@@ -28,6 +30,9 @@ class Subject:
     folder: Path
     banks: dict[str, Bank]
     beside: dict[str, Bank] = field(default_factory=dict)
+    points: int = 0  # of the map
+    neighbours: int = 0  # of each point
+    progress: Progress = SILENT
 
     @property
     def main(self) -> Bank:
@@ -37,9 +42,15 @@ class Subject:
     def kind(self) -> str:
         return self.main.kind if self.banks else "heal"
 
-    def bank(self, kind: str) -> Bank | None:
-        """The bank of that kind, given or found beside the given one."""
-        return next((bank for bank in self.banks.values() if bank.kind == kind), self.beside.get(kind))
+    def bank_as(self, kind: type[B]) -> B:
+        """The main bank, which is of this class."""
+        if not isinstance(self.main, kind):
+            raise InputError(f"{self.folder}: a bank of {self.kind}, expected a {kind.__name__}.")
+        return self.main
+
+    def bank(self, kind: type[B]) -> B | None:
+        """The bank of that class, given or found beside the given one."""
+        return next((bank for bank in (*self.banks.values(), *self.beside.values()) if isinstance(bank, kind)), None)
 
 
 def open_subject(folders: Sequence[str | Path], progress: Progress = SILENT) -> Subject:
@@ -70,9 +81,10 @@ def _arms(paths: Sequence[Path]) -> Subject:
         raise InputError(f"{', '.join(map(str, paths))}: a bank is given twice. Give each once.")
     for path in paths:
         bank = open_bank(path)
-        if bank.kind != IN2:
+        if not kind_of(bank.kind).together:
+            words = " or ".join(kind.words for kind in every_kind().values() if kind.together)
             raise InputError(
-                f"{path}: a bank of {bank.kind}; several banks on one page must be IN2 arms. Give the others a page each."
+                f"{path}: a bank of {bank.kind}; several banks on one page must be {words}. Give the others a page each."
             )
         name = path.resolve().name
         banks[name if name not in banks else str(path)] = bank
@@ -97,7 +109,7 @@ def _healing(path: Path) -> Path | None:
 def _found_beside(bank: Bank) -> dict[str, Bank]:
     """The texts and tokens that `bank` was made from, where `build` lays them and only if they are the very ones."""
     found: dict[str, Bank] = {}
-    for kind in PARTS[: PARTS.index(bank.kind)] if bank.kind in PARTS else ():
+    for kind in kind_of(bank.kind).behind:
         try:
             other = open_bank(bank.folder.absolute().parent / kind)
         except ArrowbankError:  # not there, unfinished or damaged: the page does without it
@@ -109,5 +121,5 @@ def _found_beside(bank: Bank) -> dict[str, Bank]:
 
 def _is_source(other: Bank, bank: Bank) -> bool:
     if isinstance(bank, FeatureBank):
-        return bool(bank.manifest["recipe"].get(other.kind) == other.content_digest)
-    return bool(bank.manifest["recipe"].get(other.kind) == other.plan_digest)
+        return bool(bank.manifest.recipe.get(other.kind) == other.content_digest)
+    return bool(bank.manifest.recipe.get(other.kind) == other.plan_digest)

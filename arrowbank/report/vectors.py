@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from arrowbank.bank.features import FeatureBank
 from arrowbank.bank.files import human_bytes
-from arrowbank.bank.info import PARTS
+from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.texts import TextsBank
+from arrowbank.bank.kinds.tokens import TokensBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural, tag
@@ -35,44 +36,46 @@ COUNTED = {
 }
 
 
-def tell_texts(subject: Subject, *, points: int, neighbours: int) -> Story:
+def tell_texts(subject: Subject) -> Story:
     """The story of a folder that `build` made, or of one of its banks."""
-    texts, tokens, features = (subject.bank(kind) for kind in PARTS)
+    texts, tokens, features = subject.bank(TextsBank), subject.bank(TokensBank), subject.bank(FeatureBank)
     main = subject.main
     sections: list[Section] = []
     tiles = [(f"{len(main):,}", "texts")]
     data: object = None
-    if isinstance(features, FeatureBank):
+    if features is not None:
         tiles.append((f"{features.hidden_size:,}", "numbers a vector"))
-        if points and len(features):
-            atlas = make_atlas(features, texts, points=points, neighbours=neighbours)
+        if subject.points and len(features):
+            looked = min(subject.points, len(main))
+            subject.progress.message(f"{subject.folder}: looking for the nearest texts of {looked:,} of them")
+            atlas = make_atlas(features, texts, points=subject.points, neighbours=subject.neighbours)
             sections.append(map_section(atlas, len(features)))
             data = atlas.data()
-    if tokens is not None and (counts := tokens.manifest.get("counts")):
+    if tokens is not None and (counts := tokens.manifest.counts):
         tiles.append((f"{counts['tokens']:,}", "tokens"))
     sections.append(_lengths(texts, tokens, features))
     sections.append(_origins(texts, main))
-    if isinstance(features, FeatureBank):
+    if features is not None:
         sections.append(_norms(features))
     return Story(tiles, sections, data)
 
 
-def _lengths(texts: Bank | None, tokens: Bank | None, features: Bank | None) -> Section:
-    counted = tokens or features
+def _lengths(texts: TextsBank | None, tokens: TokensBank | None, features: FeatureBank | None) -> Section:
     drawn: list[Plot] = []
-    if counted is not None:
-        drawn.append(_token_lengths(counted, tokens))
+    if tokens is not None:
+        drawn.append(_token_lengths(tokens, tokens.manifest.max_tokens, tokens.manifest.counts or {}))
+    elif features is not None:
+        drawn.append(_token_lengths(features, features.manifest.max_key_tokens, {}))
     if (worded := texts or features) is not None:
         drawn.append(_text_lengths(worded))
     return Section("Lengths", [plots(*drawn)], short="Lengths")
 
 
-def _token_lengths(counted: Bank, tokens: Bank | None) -> Plot:
+def _token_lengths(counted: Bank, most_allowed: int | None, counts: Mapping[str, Any]) -> Plot:
     rows = spread_rows(len(counted), SOME_ROWS)
     lengths = numbers(take(counted, ["length"], rows), "length")
-    limit = int(counted.manifest.get("max_tokens") or counted.manifest.get("max_key_tokens") or lengths.max())
+    limit = most_allowed or int(lengths.max())
     middle, most = np.percentile(lengths, [50, 99])
-    counts: Mapping[str, Any] = tokens.manifest.get("counts", {}) if tokens is not None else {}
     if "truncated" in counts:
         cut = _cut(counts["truncated"], len(counted), f"cut at {limit:,} tokens", "was", "were")
     else:
@@ -101,8 +104,8 @@ def _text_lengths(worded: Bank) -> Plot:
     return bars_of(title, found, x_label="characters", y_label="texts", summary=said, unit="characters", whole=True)
 
 
-def _origins(texts: Bank | None, main: Bank) -> Section:
-    kinds: dict[str, int] = {kind: count for kind, count in main.manifest.get("kinds", {}).items() if count}
+def _origins(texts: TextsBank | None, main: Bank) -> Section:
+    kinds = {kind: count for kind, count in (main.manifest.kinds or {}).items() if count}
     drawn = []
     if kinds:
         said = ", ".join(f"{number(count)} {kind}" for kind, count in kinds.items())
@@ -115,20 +118,20 @@ def _origins(texts: Bank | None, main: Bank) -> Section:
         parts.append(_crossed(texts))
     if sources := main.manifest.get("sources"):
         parts.append(_source_files(sources))
-    if texts is not None and (counts := texts.manifest.get("counts")):
+    if texts is not None and (counts := texts.manifest.counts):
         rows = [(words, counts.get(name, 0)) for name, words in COUNTED.items() if counts.get(name) or name in ALWAYS]
         parts.append(table(("what scan met", "count"), rows, "what scan met"))
     return Section("What the texts are", [plots(*drawn), tag("div", {"class": "tables"}, *parts)], short="Texts")
 
 
-def _source_plots(texts: Bank) -> list[Plot]:
+def _source_plots(texts: TextsBank) -> list[Plot]:
     drawn = []
-    by_source: dict[str, int] = texts.manifest.get("source_rows", {})
+    by_source = texts.manifest.source_rows or {}
     if by_source:
         said = ", ".join(f"{number(count)} in {name}" for name, count in by_source.items())
         said = f"A text counts for the source that had it first: {said}."
         drawn.append(shares("Unique texts by source", by_source, x_label="texts", summary=said))
-    again: dict[str, int] = texts.manifest.get("source_duplicates", {})
+    again = texts.manifest.source_duplicates or {}
     if any(again.values()):
         said = " ".join(
             f"Of {number(count + by_source[name])} texts in {name}, {number(count)} had been met before"
@@ -172,7 +175,7 @@ def _norms(features: FeatureBank) -> Section:
     for start in range(0, len(rows), PIECE):
         found.append(np.linalg.norm(features.take(rows[start : start + PIECE]).astype(np.float32), axis=1))
     norms = np.concatenate(found)
-    unit = bool(features.manifest.get("encoding", {}).get("normalize"))
+    unit = features.manifest.encoding.normalize
     said = (
         f"{number(float(norms.min()), 6)} to {number(float(norms.max()), 6)}"
         + (", where 1 is meant: float16 keeps eleven bits of each number." if unit else ", as the encoder gives them.")

@@ -3,59 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.files import human_bytes, publish_alone, refuse_address
-from arrowbank.bank.info import PARTS
+from arrowbank.bank.kinds import kind_of, resolve
+from arrowbank.bank.kinds.features import FeatureBank
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.refusals import explained, explains
-from arrowbank.bank.targets import TargetBank
-from arrowbank.bank.trunk import TrunkBank
 from arrowbank.drawing.markup import Markup, join, plural, tag
 from arrowbank.errors import InputError
 from arrowbank.features.audit import read_audit
 from arrowbank.progress import SILENT, Progress
-from arrowbank.report.arms import tell_arms, tell_probes
 from arrowbank.report.build import one_step, pace_plots
-from arrowbank.report.drafts import tell_drafts, tell_trunk
 from arrowbank.report.healed import tell_healing
-from arrowbank.report.hidden import tell_taps, tell_targets
 from arrowbank.report.integrity import Proof, audit_section, files_of, prove
 from arrowbank.report.page import Page
 from arrowbank.report.section import Section, Story, code_block, facts_list, paragraph, plots
-from arrowbank.report.subject import IN2, Subject, open_subject
-from arrowbank.report.vectors import tell_texts
+from arrowbank.report.subject import Subject, open_subject
 from arrowbank.secrets import hide
 from arrowbank.settings import Help, Place, Range, Settings, checked, refuse_unread
 
 POINTS, NEIGHBOURS = 2000, 8
 MAX_POINTS, MAX_NEIGHBOURS = 5000, 20  # so that a page stays one that opens on a phone
-WORDS = {
-    "texts": "texts",
-    "tokens": "tokens",
-    "features": "feature bank",
-    "targets": "target bank",
-    "in2": "IN2 arms",
-    "in2-probes": "IN2 probes",
-    "trunk": "trunk bank",
-    "taps": "taps",
-    "drafts": "drafts",
-    "heal": "healed draft",
-}
-UNITS = {
-    "in2": "examples",
-    "in2-probes": "trials",
-    "trunk": "windows",
-    "taps": "windows",
-    "targets": "samples",
-    "drafts": "windows",
-}
+HEALING = "healed draft"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +74,28 @@ def write_report(
         what = "a folder" if out.is_dir() else "no name of a page"
         raise InputError(f"{out}: {what}, expected a file that ends in .html. Give one such as report.html.")
     audit = None if config.audit is None else read_audit(config.audit)
-    subject = open_subject(banks, progress)
+    points = POINTS if config.points is None else config.points
+    neighbours = config.neighbours or NEIGHBOURS
+    subject = replace(open_subject(banks, progress), points=points, neighbours=neighbours, progress=progress)
     require_separate(
         [], [("--audit", config.audit), *(("BANK", bank) for bank in subject.banks.values())], files=[("--out", out)]
     )
-    if subject.bank("features") is None:
+    if subject.bank(FeatureBank) is None:
         refuse_unread("a page without a feature bank", config, ["points", "neighbours"])
     proofs = {name: prove(bank, full=config.verify, progress=progress) for name, bank in subject.banks.items()}
     damaged = any(proof.damaged for proof in proofs.values())
-    story = _damaged(subject) if damaged else _told(subject, config, progress)
+    story = _damaged(subject) if damaged else _told(subject, config)
     sections, checks = [*story.sections], [*story.checks]
     if audit is not None:
         sections.append(audit_section(audit))
     if subject.banks:
         sections += _common(subject, proofs, checks)
-    name = ", ".join(subject.banks) if len(subject.banks) > 1 and subject.kind == IN2 else subject.folder.resolve().name
+    name = (
+        ", ".join(subject.banks) if len(subject.banks) > 1 and kind_of(subject.kind).together else subject.folder.resolve().name
+    )
     page = Page(
         title=name,
-        what=WORDS.get(subject.kind, subject.kind),
+        what=(kind_of(subject.kind).words or subject.kind) if subject.banks else HEALING,
         subtitle=_subtitle(subject, checks),
         tiles=[*story.tiles, *_tiles(subject, proofs)],
         sections=sections,
@@ -127,13 +107,13 @@ def write_report(
     return [*checks, *(check for proof in proofs.values() for check in proof.checks)]
 
 
-def _told(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
+def _told(subject: Subject, config: ReportConfig) -> Story:
     """`_story`; where the bank holds something that cannot be shown, a page that says so, with a failed check."""
     # an OUT.heal is read here for the first time: what is wrong with it is an error, as opening a bank is
     if not subject.banks:
-        return _story(subject, config, progress)
+        return _story(subject, config)
     with attempt(subject.folder) as failures:
-        return _story(subject, config, progress)
+        return _story(subject, config)
     return Story([], [_not_shown(failures[0])], checks=[Check("page", False, failures[0])])
 
 
@@ -141,24 +121,15 @@ def _not_shown(why: str) -> Section:
     return Section("Not shown", [paragraph(why)])
 
 
-def _story(subject: Subject, config: ReportConfig, progress: Progress) -> Story:
+def _story(subject: Subject, config: ReportConfig) -> Story:
     """What this kind of bank has to say for itself."""
     if not subject.banks:
         return tell_healing(subject.folder, full=config.verify)
-    main, kind = subject.main, subject.kind
-    if isinstance(main, TargetBank):
-        return tell_targets(main)
-    if isinstance(main, TrunkBank):
-        return tell_trunk(main)
-    if kind in PARTS:
-        points = POINTS if config.points is None else config.points
-        if points and subject.bank("features") is not None:
-            progress.message(f"{subject.folder}: looking for the nearest texts of {min(points, len(main)):,} of them")
-        return tell_texts(subject, points=points, neighbours=config.neighbours or NEIGHBOURS)
-    if kind == "in2":
-        return tell_arms(subject.banks)
-    tellers = {"in2-probes": tell_probes, "taps": tell_taps, "drafts": tell_drafts}
-    return tellers[kind](main) if kind in tellers else Story([(f"{len(main):,}", "rows")], [])  # what every bank has is shown
+    named = kind_of(subject.kind).story
+    if not named:  # what every bank has is shown
+        return Story([(f"{len(subject.main):,}", "rows")], [])
+    story: Story = resolve(named)(subject)
+    return story
 
 
 def _damaged(subject: Subject) -> Story:
@@ -184,7 +155,7 @@ def _titles(subject: Subject) -> str:
 def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
     if not subject.banks:
         return []
-    size = sum(entry["bytes"] for bank in subject.banks.values() for entry in bank.manifest["files"])
+    size = sum(entry.bytes for bank in subject.banks.values() for entry in bank.manifest.files)
     shards = sum(len(bank.shard_names) for bank in subject.banks.values())
     good = all(proof.ok for proof in proofs.values())
     return [(human_bytes(size), f"in {plural(shards, 'shard')}"), ("✓" if good else "✗", next(iter(proofs.values())).words)]
@@ -202,7 +173,7 @@ def _common(subject: Subject, proofs: dict[str, Proof], checks: list[Check]) -> 
             opening.append(code_block(describe_bank(bank.manifest).snippet))
         facts += [paragraph(failure) for failure in failures]
         checks += [Check("page", False, failure) for failure in failures]
-        drawn = pace_plots(name, bank, UNITS.get(bank.kind, "texts"))
+        drawn = pace_plots(name, bank, kind_of(bank.kind).unit)
         paces += drawn
         left += [] if drawn else [paragraph(one_step(bank) if single else f"{name}: {one_step(bank)}")]
     how = (
@@ -223,7 +194,7 @@ def _facts(name: str, bank: Bank, *, single: bool) -> Markup:
     described = describe_bank(bank.manifest)
     facts: dict[str, Any] = {
         **described.facts,
-        "format": bank.manifest["format"],
+        "format": bank.manifest.format,
         "plan digest": tag("code", None, bank.plan_digest),
     }
     return join([None if single else tag("h3", None, name), facts_list(facts)])

@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from arrowbank.bank import Bank
-from arrowbank.bank.cards import FOLDER, Code, Description, as_code, as_text, describe_bank, fact_list, front, front_matter
+from arrowbank.bank.cards import Code, as_code, as_text, describe_bank, fact_list, front, front_matter
 from arrowbank.bank.checks import Check
 from arrowbank.bank.files import human_bytes
+from arrowbank.bank.kinds import FOLDER, Description
 from arrowbank.bank.manifest import CARD, dataset_info
 from arrowbank.bank.remote.addresses import HUB
 from arrowbank.bank.remote.fetching import PLOT
@@ -91,10 +92,10 @@ def unfinished_card(address: str) -> bytes:
 def card_text(bank: Bank, address: str, checks: Sequence[Check], *, license: str | None = None, plot: bool = False) -> str:
     """The card of `bank` at `address`."""
     about = describe_bank(bank.manifest)
-    facts = {**about.facts, **{name: fact for name, fact in _more_facts(bank.manifest).items() if name not in about.facts}}
+    facts = {**about.facts, **{name: fact for name, fact in _more_facts(bank.manifest.json).items() if name not in about.facts}}
     made = {
         "rows": len(bank),
-        "size": human_bytes(sum(entry["bytes"] for entry in bank.manifest["files"])),
+        "size": human_bytes(sum(entry.bytes for entry in bank.manifest.files)),
         "shards": len(bank.shard_names),
         **{name: _without_folder(fact) for name, fact in facts.items() if fact != []},
         **_digests(bank),
@@ -173,7 +174,7 @@ def _more_facts(manifest: Mapping[str, Any]) -> dict[str, object]:
 def _digests(bank: Bank) -> dict[str, str]:
     """What tells this bank from others: hashes of its plan, of its shards, and of what it was made from."""
     found = {"plan digest": bank.plan_digest, "digest of the shards": bank.content_digest}
-    for name, value in {**(bank.manifest.get("encoding") or {}), **bank.manifest}.items():
+    for name, value in {**(bank.manifest.get("encoding") or {}), **bank.manifest.json}.items():
         match = DIGESTS.fullmatch(name)
         if match and isinstance(value, str):
             found[f"{match[2]} of {match[1].replace('_', ' ')}"] = value

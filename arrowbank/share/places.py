@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from arrowbank.bank.manifest import FileEntry
 from arrowbank.bank.remote.addresses import Address
 from arrowbank.bank.remote.hub import MAIN, TYPE, HubStore, hub_errors, without_bars
 from arrowbank.bank.remote.objects import BLOCK, ObjectStore, object_errors
@@ -32,9 +33,9 @@ class Outgoing:
         return cls(name=name, source=data, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     @classmethod
-    def of_entry(cls, folder: Path, entry: dict[str, Any]) -> Outgoing:
+    def of_entry(cls, folder: Path, entry: FileEntry) -> Outgoing:
         """A file as the manifest lists it."""
-        return cls(name=entry["name"], source=folder / entry["name"], size=entry["bytes"], sha256=entry["sha256"])
+        return cls(name=entry.name, source=folder / entry.name, size=entry.bytes, sha256=entry.sha256)
 
     def contents(self) -> bytes:
         """The file whole; for small ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,8 @@ import pyarrow.compute as pc
 from arrowbank.bank import Bank
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.floats import float32_of
-from arrowbank.bank.targets import TargetBank
+from arrowbank.bank.kinds import kind_of, resolve
+from arrowbank.bank.kinds.targets import TargetBank
 from arrowbank.drawing.frame import Plot, svg_file
 from arrowbank.drawing.markup import number
 from arrowbank.drawing.plots import bars_of, histogram, ranges
@@ -41,8 +41,9 @@ class Spread:
 
 def picture_of(bank: Bank) -> Histogram | Spread | None:
     """What is worth a picture in a bank of this kind; None where nothing is."""
-    make = _PICTURES.get(bank.kind)
-    return make(bank) if make else None
+    named = kind_of(bank.kind).picture
+    found: Histogram | Spread | None = resolve(named)(bank) if named else None
+    return found
 
 
 def svg(picture: Histogram | Spread) -> bytes:
@@ -63,40 +64,43 @@ def _ranges(picture: Spread) -> Plot:
     return ranges(picture.title, picture.names, picture.percentiles, x_label="L2 norm", summary=summary)
 
 
-def _characters(bank: Bank) -> Histogram:
+def text_lengths(bank: Bank) -> Histogram:
     counts = [pc.utf8_length(batch.column("text")) for batch in bank.shards()]
     return Histogram(np.concatenate([values_of(count) for count in counts]), "characters", "Length of the texts")
 
 
-def _lengths(column: str, title: str) -> Callable[[Bank], Histogram]:
-    def make(bank: Bank) -> Histogram:
-        return Histogram(np.concatenate([values_of(batch.column(column)) for batch in bank.shards()]), "tokens", title)
-
-    return make
+def token_lengths(bank: Bank) -> Histogram:
+    return _lengths(bank, "Length of the texts")
 
 
-def _distances(bank: Bank) -> Histogram | None:
+def window_lengths(bank: Bank) -> Histogram:
+    return _lengths(bank, "Length of the windows")
+
+
+def _lengths(bank: Bank, title: str) -> Histogram:
+    return Histogram(np.concatenate([values_of(batch.column("length")) for batch in bank.shards()]), "tokens", title)
+
+
+def needle_distances(bank: Bank) -> Histogram | None:
     values = np.concatenate([list_values(batch.column("distance"))[0] for batch in bank.shards()])
     return (
         Histogram(values, "tokens from needle to probe", "Distances of the facts that are asked for") if len(values) else None
     )
 
 
-def _trial_distances(bank: Bank) -> Histogram | None:
+def trial_distances(bank: Bank) -> Histogram | None:
     values = np.concatenate([values_of(batch.column("distance")) for batch in bank.shards()])
     there = values[values >= 0]
     return Histogram(there, "tokens from needle to probe", "Distances in the trials") if len(there) else None
 
 
-def _first_choices(bank: Bank) -> Histogram:
+def first_choices(bank: Bank) -> Histogram:
     batch = bank.shard(0)
     first = fixed_lists(batch.column("topk_probs").flatten())[:, 0]
     return Histogram(first, "probability", "The model's first choice of the next token (first shard)")
 
 
-def _norms(bank: Bank) -> Spread | None:
-    if not isinstance(bank, TargetBank):
-        return None
+def layer_norms(bank: TargetBank) -> Spread:
     facts, norms = bank.facts, []
     for row in range(min(SAMPLES, len(bank))):
         sample = bank.read(row)
@@ -109,16 +113,3 @@ def _norms(bank: Bank) -> Spread | None:
         percentiles,
         f"Hidden states of the first {len(norms)} samples: median, 5th to 95th percentile",
     )
-
-
-_PICTURES: dict[str, Callable[[Bank], Histogram | Spread | None]] = {
-    "texts": _characters,
-    "tokens": _lengths("length", "Length of the texts"),
-    "features": _lengths("length", "Length of the texts"),
-    "targets": _norms,
-    "in2": _distances,
-    "in2-probes": _trial_distances,
-    "trunk": _first_choices,
-    "taps": _lengths("length", "Length of the windows"),
-    "drafts": _lengths("length", "Length of the windows"),
-}

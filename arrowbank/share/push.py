@@ -107,7 +107,7 @@ def _proved(bank: Bank, progress: Progress) -> list[Check]:
     wrong = [f"{check.name}: {check.detail}" for check in checks if not check.ok]
     if wrong:
         raise CorruptBank(f"{bank.folder}: not pushed, because it fails its own proof. {' · '.join(wrong)}")
-    known = {entry["name"] for entry in bank.manifest["files"]} | {MANIFEST, STATE, CARD, PLOT, LOG, JOURNAL}
+    known = set(bank.entries) | {MANIFEST, STATE, CARD, PLOT, LOG, JOURNAL}
     beside = sorted(path.name for path in bank.folder.iterdir() if path.name not in known and not path.name.startswith("."))
     if beside:
         progress.message(f"{bank.folder}: not the bank's, and not pushed: {', '.join(beside)}")
@@ -135,7 +135,7 @@ class _Push:
     def __init__(self, bank: Bank, place: Place, config: PushConfig, progress: Progress) -> None:
         self.bank, self.place, self.config, self.progress = bank, place, config, progress
         self.manifest, self.state = (Outgoing.of_bytes(name, (bank.folder / name).read_bytes()) for name in (MANIFEST, STATE))
-        self.body = [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest["files"]]
+        self.body = [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest.files]
         self.files = [self.manifest, *self.body, self.state]  # what else lies in the folder stays there
 
     def is_ours(self, there: Mapping[str, Stored]) -> bool:

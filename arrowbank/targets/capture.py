@@ -17,10 +17,10 @@ from arrowbank import engine
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import Bits, all_finite, nonfinite
+from arrowbank.bank.kinds.targets import KIND, Codec, Spans, TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.bank.targets import KIND, Codec, Spans, TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.engine.plan import BatchRules, Shard, batches, gather
 from arrowbank.errors import BadVector, InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES

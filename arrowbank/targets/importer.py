@@ -18,10 +18,7 @@ import numpy as np
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
-from arrowbank.bank.manifest import INFO, STATE, Manifest
-from arrowbank.bank.places import require_separate
-from arrowbank.bank.refusals import explains
-from arrowbank.bank.targets import (
+from arrowbank.bank.kinds.targets import (
     KIND,
     Codec,
     Norm,
@@ -33,6 +30,9 @@ from arrowbank.bank.targets import (
     manifest_of,
     needed_positions,
 )
+from arrowbank.bank.manifest import INFO, STATE, Manifest
+from arrowbank.bank.places import require_separate
+from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, one_array
 from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
+from arrowbank.bank.kinds.targets import needed_positions
 from arrowbank.bank.manifest import readable_json
 from arrowbank.bank.refusals import raise_refusal
-from arrowbank.bank.targets import needed_positions
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.inputs.records import Record, Records, is_text

@@ -15,8 +15,8 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import human_bytes, publish_json
 from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, fp8_decode, fp8_encode, nonfinite
+from arrowbank.bank.kinds.targets import TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
-from arrowbank.bank.targets import TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import BadVector, DiskFull, InputError
 

@@ -17,7 +17,8 @@ import torch
 
 from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
 from arrowbank.bank.floats import Bits, float32_of
-from arrowbank.bank.targets import EMBEDDINGS, TargetRows, TargetSample, open_target_bank, target_checks
+from arrowbank.bank.kinds.targets import EMBEDDINGS, TargetBank, TargetRows, TargetSample, target_checks
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.verify import verify as verify_bank
 from arrowbank.errors import InputError, NothingChecked
 from arrowbank.formats import deepspec
@@ -69,7 +70,7 @@ def verify_targets(
         checks = verify_bank(folder, progress=progress)
         if not checks[0].ok or any(check.name == "rows" and not check.ok for check in checks):
             return checks
-        rows = open_target_bank(folder)
+        rows = open_bank(folder, kind=TargetBank)
     if model is None:
         return checks
     return checks + prove(rows, model, samples=samples or SAMPLES, progress=progress)

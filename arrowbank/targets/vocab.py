@@ -19,10 +19,11 @@ import numpy.typing as npt
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import publish_alone, refuse_address, refuse_other_file
+from arrowbank.bank.kinds.targets import TargetBank
 from arrowbank.bank.manifest import canonical_json
+from arrowbank.bank.opening import open_bank
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explained
-from arrowbank.bank.targets import TargetBank, open_target_bank
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.safetensors import SafetensorsFile, write_safetensors
 from arrowbank.formats.sidecar import xxh3_128
@@ -98,7 +99,7 @@ def write_vocab_map(
     """
     path = Path(out) if out else map_path(folder, draft_vocab)
     refuse_address(path)
-    bank = open_target_bank(folder)
+    bank = open_bank(folder, kind=TargetBank)
     require_separate([], [("DIR", bank)], files=[("--out", path)])
     if out:
         refuse_other_file(path, "a vocabulary map", lambda: _read(path))

@@ -31,16 +31,13 @@ from arrowbank.bank.manifest import (
     MANIFEST,
     MAX_JSON_BYTES,
     SHA256,
-    SHARD_NAME,
     STATE,
     Manifest,
     checked_manifest,
-    dataset_state,
     parsed_json,
     readable_json,
-    shard_name,
 )
-from arrowbank.bank.manifest_checks import check_manifest
+from arrowbank.bank.manifest_checks import check_manifest, is_state_of, refuse_changed
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.places import in_words, is_bare_journal, visible
 from arrowbank.bank.refusals import explained
@@ -62,7 +59,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
     there = store.listing()
     data = read_remote_manifest(store, there)
     manifest = parsed_manifest(data, store.shown)
-    _require_whole(store, manifest, there)
+    state = _require_whole(store, manifest, there)
     _refuse_another_bank(folder, data, manifest, store.shown)
     with explained(folder):
         work = own_folder(folder, JOURNAL)
@@ -72,7 +69,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
         publish_bytes(folder / MANIFEST, data)
         _fetch_files(store, folder, manifest, progress)
         _fetch_extras(store, folder, there)
-        _commit(store, folder, manifest, there)
+        publish_json(folder / STATE, state)
         Journal(folder, manifest["plan_digest"]).drop()
     finally:
         lock.release()
@@ -108,7 +105,8 @@ def parsed_manifest(data: bytes, shown: str) -> Manifest:
     return manifest
 
 
-def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]) -> None:
+def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]) -> Any:
+    """What state.json holds, which vouches for the manifest. IncompleteBank, CorruptBank."""
     if STATE not in there or not manifest.get("complete"):
         raise IncompleteBank(
             f"{store.shown}: not whole (no {STATE}): a push to it has not ended. Run that push again; it goes on where it stopped."
@@ -118,6 +116,14 @@ def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]
         found = there.get(entry["name"])
         if found is None or found.size not in (None, entry["bytes"]) or found.sha256 not in (None, entry["sha256"]):
             raise wrong_file(store.shown, entry, found)
+    try:
+        state = parsed_json(_read_json_of(store, STATE, there))
+    except ValueError:
+        state = None
+    refuse_changed(store.shown, manifest, state)
+    if not is_state_of(state, manifest):
+        raise CorruptBank(f"{store.shown}/{STATE}: is not that of the shards in {MANIFEST}. Push the bank again.")
+    return state
 
 
 def wrong_file(shown: str, entry: Mapping[str, Any], found: Stored | None) -> CorruptBank:
@@ -228,16 +234,3 @@ def _fetch_extras(store: Store, folder: Path, there: Mapping[str, Stored]) -> No
     for name in EXTRAS:
         if name in there and (there[name].size or 0) <= EXTRA_BYTES and not (folder / name).exists():
             publish_bytes(folder / name, store.read(name))
-
-
-def _commit(store: Store, folder: Path, manifest: Manifest, there: Mapping[str, Stored]) -> None:
-    """Write state.json, which has to be what a writer would have written."""
-    shards = [entry["name"] for entry in manifest["files"] if SHARD_NAME.fullmatch(entry["name"])]
-    wanted = dataset_state([shard_name(index) for index in range(len(shards))], manifest["plan_digest"])
-    try:
-        found = parsed_json(_read_json_of(store, STATE, there))
-    except ValueError:
-        found = None
-    if found != wanted or set(shards) != {item["filename"] for item in wanted["_data_files"]}:
-        raise CorruptBank(f"{store.shown}/{STATE}: is not that of the shards in {MANIFEST}. Push the bank again.")
-    publish_json(folder / STATE, wanted)

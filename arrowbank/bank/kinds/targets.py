@@ -1,17 +1,15 @@
-"""Target banks: for each training sequence its tokens, its loss mask, and what the target model computed there.
-
-Everything that holds such rows (a bank, an engine's dump, a trainer's cache) is read through one interface, `TargetRows`, and
-everything that takes them (a bank, a trainer's cache, a proof) is given one. Hidden states are bfloat16 bits throughout."""
+"""Target banks: training sequences with what the target model computed there."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -19,12 +17,52 @@ import pyarrow as pa
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import list_values, nested_lists, values_of
 from arrowbank.bank.floats import INFINITY, MAGNITUDE, Bits, fp8_decode
-from arrowbank.bank.manifest import Manifest, canonical_json
+from arrowbank.bank.kinds import FOLDER, INT, STRING, Description, Field, Kind, Types, equal, lists, register, vectors
+from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Vocabulary, Whole, Width, canonical_json, short_json
 from arrowbank.bank.mapped import require_same_lengths
-from arrowbank.bank.reader import Bank, open_committed
-from arrowbank.errors import InputError
+from arrowbank.bank.reader import Bank
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import checked
+
+# what exports and trainers take hidden states for
+LABELS = (
+    *("target_model_name_or_path", "target_layer_ids", "layer_id_convention", "layers", "hidden_size", "hidden_dtype"),
+    *("last_hidden_norm", "codec", "spans", "loss_mask", "vocab_size", "num_hidden_layers"),
+)
+CAPTURED = ("data_sha256", "tokenizer_fingerprint", "chat_template_sha256", "max_length", "min_loss_tokens", "limit")
+QUARANTINE = "quarantine.jsonl"
+
+
+class TargetCounts(msgspec.Struct, kw_only=True):
+    """`kept` samples, their tokens, those in the loss, and those whose hidden states are kept; what was dropped, by reason."""
+
+    kept: Count
+    tokens: Count
+    loss_tokens: Count
+    dropped: dict[str, Count]
+    hidden_tokens: Any = None
+
+
+class TargetManifest(BankManifest, kw_only=True):
+    """See `TargetFacts` for what holds for every row."""
+
+    target_layer_ids: list[Whole] | None
+    layers: Width
+    hidden_size: Width
+    target_model_name_or_path: str
+    last_hidden_norm: Literal["post", "pre", "unknown"]
+    loss_mask: str
+    codec: Literal["bf16", "fp8"]
+    spans: Literal["all", "supervised"]
+    vocab_size: Vocabulary | None
+    num_hidden_layers: Width | None
+    counts: TargetCounts
+    codec_error: dict[str, Any] | None = None
+    nonfinite: dict[str, Any] | None = None
+    model_fingerprint: str | None = None
+
+
+TARGET_ROW = f'from arrowbank import open_targets\n\nrow = open_targets("{FOLDER}")[0]'
+
 
 KIND = "targets"
 Norm = Literal["post", "pre", "unknown"]
@@ -146,9 +184,11 @@ def needed_positions(loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
 class TargetBank(Bank):
     """A committed target bank. See `open_targets` for PyTorch tensors."""
 
+    manifest: TargetManifest
+
     @cached_property
     def facts(self) -> TargetFacts:
-        return facts_of(self.manifest)
+        return facts_of(self.manifest.json)
 
     @property
     def digest(self) -> str:
@@ -253,18 +293,6 @@ def manifest_of(facts: TargetFacts) -> dict[str, Any]:
     }
 
 
-@checked
-def open_target_bank(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetBank:
-    """Open a committed target bank; raises what `open_bank` raises, and InputError for a bank of another kind."""
-    path, manifest, commit = open_committed(folder, expect)
-    if manifest["kind"] != KIND:
-        raise InputError(
-            f"{folder}: a bank of {manifest['kind']}, expected targets. Give a folder that `arrowbank targets import` or "
-            "`targets capture` has written."
-        )
-    return TargetBank(path, manifest, commit)
-
-
 @dataclass
 class _Bad:
     """Hidden states of one kind of badness in one layer."""
@@ -347,3 +375,74 @@ def _faults(bits: Bits) -> dict[str, npt.NDArray[np.bool_]]:
     zero = ~magnitudes.any(axis=1)
     constant = (bits == bits[:, :1]).all(axis=1) & ~zero if bits.shape[1] > 1 else np.zeros(len(bits), bool)
     return {"zero": zero, "constant": constant, "not finite": magnitudes.max(axis=1, initial=0) >= INFINITY}
+
+
+@register
+class TargetsKind(Kind):
+    name = "targets"
+    manifest = TargetManifest
+    words = "target bank"
+    unit = "samples"
+    made_by = "`arrowbank targets import` or `targets capture`"
+    next = "arrowbank targets verify {folder} --model M\narrowbank export {folder} --to FORMAT --out DIR"
+    shown = ("hidden_size", "limit", "target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
+    rules = "arrowbank.combine.rules:SampleRules"
+    picture = "arrowbank.share.plots:layer_norms"
+    story = "arrowbank.report.hidden:tell_targets"
+    bank = TargetBank
+
+    def columns(self, manifest: TargetManifest) -> dict[str, Types]:
+        value = pa.uint16() if manifest.codec == "bf16" else pa.uint8()
+        layers, width = manifest.layers, manifest.hidden_size
+        columns = {
+            "input_ids": lists(pa.int32()),
+            "loss_mask": lists(pa.uint8()),
+            "target_hidden_states": vectors(value, layers * width),
+            "target_last_hidden_states": vectors(value, width),
+            "seq_len": INT,
+            "sample": STRING,
+        }
+        if manifest.codec == "fp8":
+            columns["target_hidden_scales"] = vectors(pa.float32(), layers)
+            columns["target_last_hidden_scales"] = lists(pa.float32())
+        if manifest.spans == "supervised":
+            columns["hidden_positions"] = lists(pa.int32())
+        return columns
+
+    def decided(self, manifest: Manifest, recipe: Mapping[str, Any]) -> Iterator[Field]:
+        yield from equal(manifest, {name: recipe[name] for name in (*LABELS, *CAPTURED) if name in recipe})
+        if "model_fingerprint" in recipe:  # of a merged or selected bank
+            yield from equal(manifest, {"model_fingerprint": recipe["model_fingerprint"]})
+        elif "model" in recipe:  # of a captured one
+            model = recipe["model"]
+            yield from equal(manifest, {"model_fingerprint": model["model_sha256"]})
+            yield from equal(manifest, {name: model[name] for name in ("dtype", "quantisation")})
+        elif "method" in recipe:  # of an imported one: nobody said
+            yield from equal(manifest, dict.fromkeys(("model_fingerprint", *CAPTURED[1:3])))
+
+    def files_beside(self, bank: TargetBank) -> dict[str, int | None]:
+        imported = "rows" in bank.manifest.recipe and bank.manifest.counts.dropped.get("quarantined")
+        return {INFO: None, **({QUARANTINE: None} if imported else {})}
+
+    def bounds(self, bank: TargetBank) -> Iterator[str]:
+        manifest = bank.manifest
+        if manifest.codec_error is None:
+            return
+        if manifest.codec == "bf16" or set(manifest.codec_error) != {*bank.facts.layer_names, "last"}:
+            yield f"codec_error is of {short_json(sorted(manifest.codec_error), 80)}, the codec is {manifest.codec}"
+
+    def checks(self, bank: TargetBank) -> Mapping[str, Callable[[], Sequence[Check]]]:
+        return {"rows": partial(target_checks, bank, bank.manifest.json)}
+
+    def describe(self, manifest: TargetManifest) -> Description:
+        layers, counts = manifest.target_layer_ids, manifest.counts
+        facts = {
+            "target model": manifest.target_model_name_or_path,
+            "samples": counts.kept,
+            "tokens": counts.tokens,
+            "tokens in the loss": f"{counts.loss_tokens:,} ({manifest.loss_mask})",
+            "layers (what decoder block i puts out)": layers if layers is not None else f"{manifest.layers}, ids not said",
+            "last hidden states": f"{manifest.last_hidden_norm} norm",
+            "stored as": manifest.codec,
+        }
+        return Description("Target bank", facts, ("speculative-decoding",), TARGET_ROW)

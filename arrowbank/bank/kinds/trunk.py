@@ -1,17 +1,15 @@
-"""Trunk banks: for each window of tokens what the model itself computed and would say next, as the teacher of its draft.
-
-A row is read as arrows over the mapped shard: nothing is copied. Hidden states are bfloat16 bits, or float16 where the model
-computes in it."""
+"""Trunk banks: windows of tokens with what a model says after each, as the teacher of its draft."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -19,14 +17,58 @@ import pyarrow as pa
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import fixed_list_column, fixed_lists, list_values, nested_lists, number_column, values_of
 from arrowbank.bank.floats import all_finite, bfloat16_tensor
+from arrowbank.bank.kinds import FOLDER, INT, STRING, Description, Field, Kind, Types, equal, fixed, lists, register, vectors
+from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Vocabulary, Width
 from arrowbank.bank.mapped import require_same_lengths
-from arrowbank.bank.reader import Bank, open_committed
-from arrowbank.bank.refusals import explains
+from arrowbank.bank.reader import Bank
 from arrowbank.errors import InputError
-from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     import torch
+
+
+WINDOW = (
+    f'from arrowbank import open_bank\n\nbank = open_bank("{FOLDER}")\nwindow = bank.read(0)\n'
+    "print(window.topk_ids.shape, window.hidden.shape)  # (S, k) (S, H)"
+)
+
+
+class TrunkSet(msgspec.Struct, kw_only=True):
+    """A data set of a trunk bank: its windows, and their real tokens."""
+
+    windows: Count
+    tokens: Count
+
+
+class TrunkCounts(msgspec.Struct, kw_only=True):
+    """Windows, those that are held out, and real tokens."""
+
+    windows: Count
+    held_out: Count
+    tokens: Count
+
+
+class TrunkManifest(BankManifest, kw_only=True):
+    """`window` is T, `topk` is k; `hold_all`: every window is held out, else each tenth."""
+
+    window: Width
+    topk: Width
+    hidden_size: Width
+    hidden_norm: Literal["post", "pre"]
+    hidden_dtype: Literal["bfloat16", "float16"]
+    hold_all: bool
+    pad_id: Count
+    vocab_size: Vocabulary
+    model_path: str
+    model_fingerprint: str
+    sets: dict[str, TrunkSet]
+    counts: TrunkCounts
+
+
+def model_fields(manifest: Manifest, recipe: Mapping[str, Any], names: Iterable[str]) -> Iterator[Field]:
+    """What the manifest says of the model, and what the recipe has of it."""
+    model = recipe["model"]
+    yield from equal(manifest, {"model_fingerprint": model["model_sha256"], **{name: model[name] for name in names}})
 
 
 KIND, TAPS_KIND = "trunk", "taps"
@@ -65,20 +107,22 @@ class TrunkWindow:
 class TrunkBank(Bank):
     """A committed trunk bank: N windows of up to T tokens."""
 
+    manifest: TrunkManifest
+
     @property
     def window_tokens(self) -> int:
         """T."""
-        return int(self.manifest["window"])
+        return self.manifest.window
 
     @property
     def topk(self) -> int:
         """k, the next tokens kept a row."""
-        return int(self.manifest["topk"])
+        return self.manifest.topk
 
     @property
     def hidden_size(self) -> int:
         """H."""
-        return int(self.manifest["hidden_size"])
+        return self.manifest.hidden_size
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -213,21 +257,6 @@ def window_bytes(window: int, length: int, topk: int, hidden_size: int) -> int:
 ROW_OVERHEAD = 40  # length, index, flag, name, and the offsets of five lists
 
 
-@explains("folder", "read")
-@checked
-def open_trunk(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TrunkBank:
-    """Open a committed trunk bank; `expect` as in `open_bank`: {"model_fingerprint": …, "topk": 64, "window": 2048}, say.
-
-    Raises what `open_bank` raises, and InputError for a bank of another kind.
-    """
-    path, manifest, commit = open_committed(folder, expect)
-    if manifest["kind"] != KIND:
-        raise InputError(
-            f"{folder}: a bank of {manifest['kind']}, expected a trunk bank. Give a folder that `arrowbank trunk build` has written."
-        )
-    return TrunkBank(path, manifest, commit)
-
-
 # float32 probabilities, k of them summed in float32
 MASS_TOLERANCE = 1e-4
 
@@ -235,7 +264,7 @@ MASS_TOLERANCE = 1e-4
 def trunk_checks(bank: TrunkBank) -> list[Check]:
     """Read every window."""
     wrong: dict[str, list[str]] = {name: [] for name in _FAULTS}
-    tokens, numbers = 0, dict.fromkeys(bank.manifest["sets"], 0)
+    tokens, numbers = 0, dict.fromkeys(bank.manifest.json["sets"], 0)
     sets: dict[str, _Set] = {}
     misplaced = []
     for row in range(len(bank)):
@@ -245,10 +274,12 @@ def trunk_checks(bank: TrunkBank) -> list[Check]:
         for name, (_, _, is_wrong) in _FAULTS.items():
             if is_wrong(bank, window):
                 wrong[name].append(f"row {row}")
-        if window.window != numbers.get(window.set) or window.held_out != (bank.manifest["hold_all"] or row % 10 == 9):
+        if window.window != numbers.get(window.set) or window.held_out != (bank.manifest.hold_all or row % 10 == 9):
             misplaced.append(f"row {row}")
         numbers[window.set] = numbers.get(window.set, 0) + 1
-    wrong["ids"] += [f"set {name}" for name, stated in bank.manifest["sets"].items() if not _is_set(sets.get(name), stated)]
+    wrong["ids"] += [
+        f"set {name}" for name, stated in bank.manifest.json["sets"].items() if not _is_set(sets.get(name), stated)
+    ]
     checks = [found_wrong(name, wrong[name], good, bad) for name, (good, bad, _) in _FAULTS.items()]
     checks.append(
         found_wrong("windows", misplaced, "numbered set by set, every tenth held out", "set, number or held_out wrong in")
@@ -285,8 +316,8 @@ def _is_set(found: _Set | None, stated: object) -> bool:
 def _counts(bank: TrunkBank, tokens: int, numbers: dict[str, int]) -> Check:
     found = {"windows": len(bank), "held_out": int(bank.held_out.sum()), "tokens": tokens}
     found |= {f"windows of {name}": count for name, count in numbers.items()}
-    stated = dict(bank.manifest["counts"])
-    stated |= {f"windows of {name}": facts["windows"] for name, facts in bank.manifest["sets"].items()}
+    stated = dict(bank.manifest.json["counts"])
+    stated |= {f"windows of {name}": facts["windows"] for name, facts in bank.manifest.json["sets"].items()}
     differing = [
         f"{name} is {stated.get(name)}, the rows have {count}" for name, count in found.items() if stated.get(name) != count
     ]
@@ -294,13 +325,13 @@ def _counts(bank: TrunkBank, tokens: int, numbers: dict[str, int]) -> Check:
 
 
 def _bad_ids(bank: TrunkBank, window: TrunkWindow) -> bool:
-    ids, vocabulary = window.input_ids, bank.manifest["vocab_size"]
+    ids, vocabulary = window.input_ids, bank.manifest.vocab_size
     return bool(
         not 1 <= window.length <= bank.window_tokens
         or len(ids) != bank.window_tokens
         or ids.min() < 0
         or ids.max() >= vocabulary
-        or (ids[window.length :] != bank.manifest["pad_id"]).any()
+        or (ids[window.length :] != bank.manifest.pad_id).any()
     )
 
 
@@ -313,7 +344,7 @@ def _bad_shape(bank: TrunkBank, window: TrunkWindow) -> bool:
 def _bad_choices(bank: TrunkBank, window: TrunkWindow) -> bool:
     """Whether next tokens are outside the vocabulary, or stand twice in a row."""
     ordered = np.sort(window.topk_ids, axis=1)
-    return bool((ordered < 0).any() or (ordered >= bank.manifest["vocab_size"]).any() or (np.diff(ordered, axis=1) == 0).any())
+    return bool((ordered < 0).any() or (ordered >= bank.manifest.vocab_size).any() or (np.diff(ordered, axis=1) == 0).any())
 
 
 def _bad_probabilities(bank: TrunkBank, window: TrunkWindow) -> bool:
@@ -341,16 +372,56 @@ _FAULTS: dict[str, tuple[str, str, Callable[[TrunkBank, TrunkWindow], bool]]] = 
 }
 
 
-def taps_check(bank: Bank) -> Check:
-    """Lists of as many rows as there are real tokens, finite values."""
-    wrong = []
-    for start, batch in zip(map(int, bank.starts), bank.shards(), strict=False):
-        lengths = values_of(batch.column("length"))
-        for layer in bank.manifest["layers"]:
-            values, offsets = nested_lists(batch.column(f"layer_{layer}"))
-            if not np.isfinite(values).all() or values.shape[1] != bank.manifest["hidden_size"]:
-                wrong.append(f"layer {layer} from row {start}")
-            wrong += [f"layer {layer} row {start + at}" for at in np.flatnonzero(np.diff(offsets) != lengths)[:3]]
-        if fixed_lists(batch.column("input_ids")).shape[1] != bank.manifest["window"]:
-            wrong.append(f"input_ids from row {start}")
-    return found_wrong("taps", wrong, f"{len(bank)} windows, finite, one row a real token", "not finite, or of other shapes:")
+@register
+class TrunkKind(Kind):
+    name = "trunk"
+    manifest = TrunkManifest
+    words = "trunk bank"
+    unit = "windows"
+    expected = "a trunk bank"
+    made_by = "`arrowbank trunk build`"
+    next = "arrowbank heal --trunk {folder} --model M --out DIR"
+    shown = ("model_path", "hidden_size", "window", "topk", "hidden_norm", "hidden_dtype", "hold_all")
+    merge_instead = "Build one trunk bank of all sets: --source NAME=FILE may be repeated."
+    picture = "arrowbank.share.plots:first_choices"
+    story = "arrowbank.report.drafts:tell_trunk"
+    bank = TrunkBank
+
+    def columns(self, manifest: TrunkManifest) -> dict[str, Types]:
+        hidden = pa.uint16() if manifest.hidden_dtype == "bfloat16" else pa.float16()
+        return {
+            "input_ids": fixed(pa.int32(), manifest.window),
+            "length": INT,
+            "topk_ids": vectors(pa.int32(), manifest.topk),
+            "topk_probs": vectors(pa.float32(), manifest.topk),
+            "tail_mass": lists(pa.float32()),
+            "hidden": vectors(hidden, manifest.hidden_size),
+            "set": STRING,
+            "window": INT,
+            "held_out": [pa.bool_()],
+        }
+
+    def decided(self, manifest: Manifest, recipe: Mapping[str, Any]) -> Iterator[Field]:
+        if "method" not in recipe:
+            return
+        names = ("window", "topk", "hidden_norm", "hidden_dtype", "hold_all", "pad_id", "sets")
+        yield from equal(manifest, {name: recipe[name] for name in names})
+        yield from model_fields(manifest, recipe, ("architecture", "dtype", "quantisation", "hidden_size"))
+
+    def files_beside(self, bank: TrunkBank) -> dict[str, int | None]:
+        return {INFO: None}
+
+    def checks(self, bank: TrunkBank) -> Mapping[str, Callable[[], Sequence[Check]]]:
+        return {"rows": partial(trunk_checks, bank)}
+
+    def describe(self, manifest: TrunkManifest) -> Description:
+        counts = manifest.counts
+        facts = {
+            "model": manifest.model_path,
+            "windows": f"{counts.windows:,} of {manifest.window:,} tokens, {counts.held_out:,} held out",
+            "sets": {name: one.windows for name, one in manifest.sets.items()},
+            "tokens": counts.tokens,
+            "next tokens a row": manifest.topk,
+            "hidden states": f"{manifest.hidden_norm} norm, {manifest.hidden_dtype}, width {manifest.hidden_size:,}",
+        }
+        return Description("Trunk bank", facts, ("speculative-decoding",), WINDOW)
