@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from arrowbank.combine.merge import merge_banks
     from arrowbank.combine.select import SelectConfig, select_rows
     from arrowbank.engine.plan import BatchRules
+    from arrowbank.engine.stage import Estimate, RunOptions
     from arrowbank.features.audit import Audit, AuditConfig, audit
     from arrowbank.features.build import BuildConfig, build
     from arrowbank.features.compare import Comparison, compare
-    from arrowbank.features.config import EncodeConfig, RunOptions
-    from arrowbank.features.encode import encode
-    from arrowbank.features.estimate import Estimate, estimate
+    from arrowbank.features.config import EncodeConfig
+    from arrowbank.features.encode import encode, estimate
     from arrowbank.features.scan import ScanConfig, scan
     from arrowbank.features.search import Hit, SearchConfig, Searcher
     from arrowbank.features.tokenize import TokenizeConfig, tokenize
@@ -59,7 +59,7 @@ _HOME = {
     "Check": "bank.checks",
     "Comparison": "features.compare",
     "EncodeConfig": "features.config",
-    "Estimate": "features.estimate",
+    "Estimate": "engine.stage",
     "ExportConfig": "formats.registry",
     "FeatureBank": "bank",
     "FeatureDataset": "trainer",
@@ -71,7 +71,7 @@ _HOME = {
     "ProbesConfig": "in2.probes",
     "PushConfig": "share.push",
     "ReportConfig": "report",
-    "RunOptions": "features.config",
+    "RunOptions": "engine.stage",
     "ScanConfig": "features.scan",
     "ScoreConfig": "in2.score",
     "SearchConfig": "features.search",
@@ -92,7 +92,7 @@ _HOME = {
     "collate_targets": "trainer",
     "compare": "features.compare",
     "encode": "features.encode",
-    "estimate": "features.estimate",
+    "estimate": "features.encode",
     "export": "formats.registry",
     "heal_draft": "mtp.heal",
     "import_targets": "targets.importer",

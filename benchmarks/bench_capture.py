@@ -30,7 +30,7 @@ from arrowbank.models.device import quiet
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
 from arrowbank.models.taps import TapReader
-from arrowbank.targets.capture import CaptureJob, CapturePlan, ShardCapturer
+from arrowbank.targets.capture import CaptureJob, CaptureStage, ShardCapturer
 from arrowbank.targets.rows import PreparedRows, prepare
 from arrowbank.targets.shards import target_shards
 from benchmarks.turns import best_seconds, tokens_row
@@ -83,11 +83,11 @@ class Bare(nn.Module):
         return self.model(input_ids=input_ids_NT, use_cache=False).last_hidden_state[:, -1, 0]  # type: ignore[no-any-return]
 
 
-def bare(passes: Passes, rows: PreparedRows, plan: CapturePlan) -> Callable[[], None]:
+def bare(passes: Passes, rows: PreparedRows, plan: CaptureStage) -> Callable[[], None]:
     """The passes alone, over the batches that the stage makes."""
 
     def work() -> None:
-        for shard in target_shards(rows.lengths, plan.facts, plan.shard_bytes):
+        for shard in target_shards(rows.lengths, plan.facts, plan.config.max_shard_bytes):
             _, ids, _, offsets = rows.of(shard)
             for _ in passes.stream(_batches(ids, offsets, plan)):
                 pass
@@ -95,17 +95,17 @@ def bare(passes: Passes, rows: PreparedRows, plan: CapturePlan) -> Callable[[], 
     return work
 
 
-def _batches(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32], plan: CapturePlan) -> Iterator[npt.NDArray[np.int32]]:
+def _batches(ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int32], plan: CaptureStage) -> Iterator[npt.NDArray[np.int32]]:
     return (gather(ids, offsets, batch) for batch in batches(np.diff(offsets), plan.config.rules))
 
 
-def ours(worker: ShardCapturer, rows: PreparedRows, plan: CapturePlan, folder: Path) -> Callable[[], None]:
+def ours(worker: ShardCapturer, rows: PreparedRows, plan: CaptureStage, folder: Path) -> Callable[[], None]:
     """The stage from prepared rows to written shards, each time into a new bank."""
     made = iter(range(1_000_000))
 
     def work() -> None:
         with BankWriter(folder / f"bank-{next(made)}", kind="targets", recipe={"bench": 1}) as bank:
-            shards = target_shards(rows.lengths, plan.facts, plan.shard_bytes)
+            shards = target_shards(rows.lengths, plan.facts, plan.config.max_shard_bytes)
             run_here(shards, Job(lambda number: worker, bank.shards), bank, lambda units: None)
 
     return work
@@ -120,14 +120,14 @@ def run(count: int = SEQUENCES) -> list[dict[str, Any]]:
         write_rows(folder / "rows.jsonl", count)
         model = ModelConfig(model=str(folder / "model"), device="cpu")
         config = CaptureConfig(model=model, data=folder / "rows.jsonl", target_layer_ids=LAYERS, max_shard_bytes=SHARD_BYTES)
-        plan = CapturePlan(config)
+        plan = CaptureStage(config)
         rows, _ = prepare(folder / "work", "0" * 16, plan.maker())
         job = CaptureJob(
-            model=model, info=plan.info, facts=plan.facts, rules=config.rules, rows=rows.path, tallies=folder / "tallies"
+            model=model, info=plan.model, facts=plan.facts, rules=config.rules, rows=rows.path, tallies=folder / "tallies"
         )
         worker = job(0)
         reader = next(module for module in worker.states.passes.module.modules() if isinstance(module, TapReader))
-        base = bare(passes_on(torch.device("cpu"), Bare(reader.model), plan.info), rows, plan)
+        base = bare(passes_on(torch.device("cpu"), Bare(reader.model), plan.model), rows, plan)
         mine = ours(worker, rows, plan, folder)
         mine()
         base()

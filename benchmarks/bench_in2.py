@@ -105,7 +105,7 @@ filler, out, examples, length, triples, shards = sys.argv[1], sys.argv[2], *map(
 
 def main():
     start = time.perf_counter()
-    build_in2(In2Config(arm="c", length=length, examples=examples, triples=triples, shards=shards), [filler], out)
+    build_in2(In2Config(arm="c", length=length, examples=examples, triples=triples, raw_shards=shards), [filler], out)
     print(json.dumps({"seconds": time.perf_counter() - start, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 if __name__ == "__main__":

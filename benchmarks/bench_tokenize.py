@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arrowbank import TokenizeConfig, tokenize
+from arrowbank import RunOptions, TokenizeConfig, tokenize
 from arrowbank.bank import BankWriter
 from arrowbank.cli.demo import minilm
 from arrowbank.engine.plan import SHARD_ROWS
@@ -80,7 +80,7 @@ def seconds_of_threads(ids: Callable[[list[str]], list[list[int]]], texts: list[
 
 def seconds_of_ours(folder: Path, bank: Path, model: str) -> float:
     begin = time.perf_counter()
-    tokenize(TokenizeConfig(tokenizer=model, max_tokens=MAX_TOKENS), bank, folder / "tokens", restart=True)
+    tokenize(TokenizeConfig(tokenizer=model, max_tokens=MAX_TOKENS), bank, folder / "tokens", options=RunOptions(restart=True))
     return time.perf_counter() - begin
 
 

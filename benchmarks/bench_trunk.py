@@ -25,9 +25,8 @@ from arrowbank.bank import BankWriter
 from arrowbank.engine.pool import Job, run_here
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
-from arrowbank.mtp.trunk_build import worker_job
+from arrowbank.mtp.trunk_build import TrunkStage
 from arrowbank.mtp.trunk_passes import TrunkReader
-from arrowbank.mtp.trunk_plan import TrunkPlan
 from arrowbank.mtp.trunk_shard import ShardComputer
 from benchmarks.bench_capture import save_model
 from benchmarks.turns import best_seconds, tokens_row
@@ -57,7 +56,7 @@ class Bare(nn.Module):
         return self.model(input_ids=input_ids_NT, use_cache=False).logits[:, -1, 0]  # type: ignore[no-any-return]
 
 
-def bare(passes: Passes, plan: TrunkPlan) -> Callable[[], None]:
+def bare(passes: Passes, plan: TrunkStage) -> Callable[[], None]:
     """The passes alone, over the batches that the stage makes: a window each."""
     windows = plan.windows.padded(plan.pad_id)
 
@@ -68,7 +67,7 @@ def bare(passes: Passes, plan: TrunkPlan) -> Callable[[], None]:
     return work
 
 
-def ours(worker: ShardComputer, plan: TrunkPlan, folder: Path) -> Callable[[], None]:
+def ours(worker: ShardComputer, plan: TrunkStage, folder: Path) -> Callable[[], None]:
     """The stage from packed windows to written shards, each time into a new bank."""
     made = iter(range(1_000_000))
 
@@ -92,10 +91,10 @@ def run(windows: int = WINDOWS) -> list[dict[str, Any]]:
             window=WINDOW,
             hold_all=True,  # any number of windows will do
         )
-        plan = TrunkPlan(config)
-        worker = worker_job(plan, folder)(0)
+        plan = TrunkStage(config)
+        worker = plan.job(folder)(0)
         reader = next(module for module in worker.trunk.passes.module.modules() if isinstance(module, TrunkReader))
-        base = bare(passes_on(torch.device("cpu"), Bare(reader.model), plan.info), plan)
+        base = bare(passes_on(torch.device("cpu"), Bare(reader.model), plan.model), plan)
         mine = ours(worker, plan, folder)
         mine()
         base()

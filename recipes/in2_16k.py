@@ -29,13 +29,13 @@ EXAMPLES = 94 * BATCH * RANKS
 
 def in2_16k(arm: ArmName) -> In2Config:
     """The whole configuration of one arm."""
-    return In2Config(arm=arm, length=LENGTH, examples=EXAMPLES, triples=TRIPLES, global_batch=BATCH * RANKS, shards=2)
+    return In2Config(arm=arm, length=LENGTH, examples=EXAMPLES, triples=TRIPLES, global_batch=BATCH * RANKS, raw_shards=2)
 
 
 def tiny(arm: ArmName) -> In2Config:
     """The same at 1,024 tokens, for a few seconds."""
     return dataclasses.replace(
-        in2_16k(arm), length=1024, examples=8, triples=4, global_batch=8, shards=1, vocab=1000, alphabet=100
+        in2_16k(arm), length=1024, examples=8, triples=4, global_batch=8, raw_shards=1, vocab=1000, alphabet=100
     )
 
 

@@ -12,6 +12,7 @@ from arrowbank import (
     EncodeConfig,
     ModelConfig,
     ProbesConfig,
+    RunOptions,
     ScanConfig,
     SelectConfig,
     TokenizeConfig,
@@ -73,7 +74,12 @@ class Banks:
 
 
 def _tokens(banks: Banks, texts: str, out: Path) -> None:
-    tokenize(TokenizeConfig(tokenizer=str(banks.model()), max_tokens=8, shard_rows=20), banks[texts], out, num_proc=1)
+    tokenize(
+        TokenizeConfig(tokenizer=str(banks.model()), max_tokens=8, shard_rows=20),
+        banks[texts],
+        out,
+        options=RunOptions(workers=1),
+    )
 
 
 def _probes(banks: Banks, out: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_outputs import BaseModelOutput
 
 import arrowbank
-from arrowbank import CaptureConfig, ModelConfig, capture, open_targets, verify
+from arrowbank import CaptureConfig, ModelConfig, RunOptions, capture, open_targets, verify
 from arrowbank.bank import open_bank
 from arrowbank.bank.kinds.targets import needed_positions
 from arrowbank.cli import main
@@ -237,7 +237,7 @@ def test_supervised_spans_hold_what_the_loss_needs(config: CaptureConfig, whole:
         positions = needed_positions(exact.loss_mask)
         assert np.array_equal(found.positions, positions)
         assert found.taps.shape == (len(positions), 96)
-    assert estimate_capture(chosen, tmp_path).bytes < estimate_capture(config, tmp_path).bytes
+    assert estimate_capture(chosen, tmp_path).total_bytes < estimate_capture(config, tmp_path).total_bytes
 
 
 # the passes
@@ -390,7 +390,7 @@ def test_only_what_is_proved_is_tapped(
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_processes_write_the_same_bytes(config: CaptureConfig, whole: Path, tmp_path: Path, workers: int) -> None:
-    capture(config, tmp_path / "bank", workers=workers)
+    capture(config, tmp_path / "bank", options=RunOptions(workers=workers))
     assert tree_bytes(tmp_path / "bank") == tree_bytes(whole)
 
 
@@ -468,7 +468,7 @@ def test_other_data_and_another_template_are_another_plan(config: CaptureConfig,
     write_lines(data, tiny.conversations(7))
     with pytest.raises(PlanMismatch, match="data_sha256"):
         capture(config, tmp_path / "bank")
-    assert capture(config, tmp_path / "bank", restart=True)["counts"]["kept"] > 0
+    assert capture(config, tmp_path / "bank", options=RunOptions(restart=True))["counts"]["kept"] > 0
 
 
 def test_a_template_that_writes_the_date_is_told(
@@ -492,7 +492,7 @@ def test_rows_that_cannot_be_made_again_are_not_mixed(model: Path, chats: Path, 
     rows.write_bytes(b"")
     with pytest.raises(CorruptBank, match="do not give the same tokens again"):
         capture(config, out)
-    assert capture(config, out, restart=True)["complete"]
+    assert capture(config, out, options=RunOptions(restart=True))["complete"]
 
 
 # sizes and refusals
@@ -501,20 +501,21 @@ def test_rows_that_cannot_be_made_again_are_not_mixed(model: Path, chats: Path, 
 def test_the_estimate_is_what_is_written(config: CaptureConfig, whole: Path, tmp_path: Path) -> None:
     found = estimate_capture(config, tmp_path / "nowhere")
     manifest = json.loads((whole / "manifest.json").read_text())
-    assert (found.samples, found.tokens) == (manifest["rows"], manifest["counts"]["tokens"])
-    assert found.bytes_a_token == 2 * 32 * 4 + 6
-    assert found.bytes == found.bytes_a_token * found.tokens
+    assert (found.rows, found.tokens) == (manifest["rows"], manifest["counts"]["tokens"])
+    each = found.counts["bytes_per_token"]
+    assert (each, found.shard_bytes) == (2 * 32 * 4 + 6, each * found.tokens)
+    assert found.shards == len([entry for entry in manifest["files"] if entry["rows"]])
     written = sum(entry["bytes"] for entry in manifest["files"] if entry["rows"])
-    assert found.bytes <= written + found.tokens  # the attention mask, which a bank leaves out
-    assert written < 1.2 * found.bytes
+    assert found.shard_bytes <= written + found.tokens  # the attention mask, which a bank leaves out
+    assert written < 1.2 * found.shard_bytes
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_budget_is_kept_before_any_pass(config: CaptureConfig, tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="the budget is"):
-        capture(dataclasses.replace(config, budget_bytes=10_000), tmp_path / "bank")
-    assert not list((tmp_path / "bank").glob("data-*"))
-    assert not estimate_capture(dataclasses.replace(config, budget_bytes=10_000), tmp_path).fits
+        capture(config, tmp_path / "bank", options=RunOptions(budget_bytes=10_000))
+    assert not (tmp_path / "bank").exists()
+    assert not estimate_capture(config, tmp_path / "bank", options=RunOptions(budget_bytes=10_000)).fits
 
 
 def test_a_disk_without_room_is_told_before_any_pass(
@@ -566,7 +567,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], expected: str) -> No
 
 def test_workers_are_at_least_one(config: CaptureConfig, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="workers is 0"):
-        capture(config, tmp_path / "bank", workers=0)
+        capture(config, tmp_path / "bank", options=RunOptions(workers=0))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -578,7 +579,7 @@ def test_what_is_not_finite_is_never_kept(model: Path, tmp_path: Path, workers: 
     lines = [{"input_ids": [number] * 8} for number in (10, 77, 12)]
     config = make(broken, write_lines(tmp_path / "rows.jsonl", lines), min_loss_tokens=1, max_shard_bytes=3000)
     with pytest.raises(BadVector, match=r"sample rows.jsonl:2: .* NaN or Inf \(256 in layer -1, 256 in layer 0"):
-        capture(config, tmp_path / "bank", workers=workers)
+        capture(config, tmp_path / "bank", options=RunOptions(workers=workers))
     assert not (tmp_path / "bank" / "data-00001.arrow").exists()
 
 
@@ -611,7 +612,7 @@ def test_the_command_line(model: Path, chats: Path, tmp_path: Path, capsys: pyte
         "cpu",
     ]
     assert main([*argv, "--dry-run"]) == 0
-    assert "bytes a token    262\n" in capsys.readouterr().out
+    assert "bytes per token  262\n" in capsys.readouterr().out
     assert main([*argv, "--dry-run", "--budget-gb", "0.00001", "--json"]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
     assert not (tmp_path / "bank").exists()

@@ -17,13 +17,14 @@ import pytest
 from arrowbank.cli import GROUPS, VERBS, main
 from tests.kill import tree_bytes
 
+RUN = "engine ray-address workers worker shards rows dry-run budget-gb restart"
 CONTRACT = {
     "scan": "source out field strict on-bad-line max-line-bytes onto",
-    "tokenize": "tokenizer out max-tokens special-tokens on-long num-proc",
+    "tokenize": f"tokenizer out max-tokens special-tokens on-long {RUN}",
     "encode": "model out max-batch token-budget pooling layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows "
-    "rows shards limit restart no-mirror engine workers worker encoder ray-address trust-remote-code onto drift-sample min-cosine",
+    f"limit trial no-mirror encoder trust-remote-code onto drift-sample min-cosine {RUN}",
     "build": "source model out field strict on-bad-line max-line-bytes onto "
-    "max-tokens special-tokens on-long num-proc max-batch token-budget pooling "
+    "max-tokens special-tokens on-long max-batch token-budget pooling "
     "layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers "
     "drift-sample min-cosine",
     "merge": "out restart",
@@ -42,16 +43,16 @@ CONTRACT = {
     "targets import": "out target-model layers hidden-size loss-mask last-hidden-norm on-nonfinite on-bad-sample allow-outside limit "
     "vocab-size max-shard-bytes to codec spans dry-run restart",
     "targets capture": "model source on-bad-line layers out max-length min-loss-tokens max-line-bytes "
-    "dry-run last-hidden-norm codec spans target-model restart",
+    f"last-hidden-norm codec spans target-model {RUN}",
     "targets verify": "model",
     "targets vocab": "draft-vocab",
-    "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split shards global-batch "
-    "unique-keys no-mirror dtype tokenizer restart",
+    "in2 build": "arm length examples filler out triples key-len val-len alphabet decoys min-distance vocab seed split raw-shards "
+    f"global-batch unique-keys no-mirror dtype tokenizer {RUN}",
     "in2 verify": "filler unique-keys",
     "in2 score": "model out",
     "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
     "trunk build": "model source out window topk tokens chain layers hold-all last-hidden-norm dtype load-in-4bit device gpu-memory-gb "
-    "on-bad-line tokenizer text-field max-line-bytes dry-run budget-gb workers restart trust-remote-code",
+    f"on-bad-line tokenizer text-field max-line-bytes trust-remote-code {RUN}",
     "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard last-hidden-norm recycle codec also dump "
     "draft-from in-order train-proj init dtype device trust-remote-code restart",
 }

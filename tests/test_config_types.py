@@ -73,7 +73,7 @@ FIELDS = [(kind, field) for kind in VALID for field in dataclasses.fields(kind)]
 NUMBERS = [(kind, field.name) for kind, field in FIELDS if any(word in str(field.type) for word in ("Count", "Natural", "int"))]
 FLOATS = [
     *((HealConfig, name) for name in ("epochs", "lr", "hard")),
-    *((RunOptions, "min_cosine"), (AuditConfig, "threshold"), (ScoreConfig, "confidence"), (ModelConfig, "gpu_memory_gb")),
+    *((EncodeConfig, "min_cosine"), (AuditConfig, "threshold"), (ScoreConfig, "confidence"), (ModelConfig, "gpu_memory_gb")),
 ]
 
 
@@ -266,20 +266,19 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "scan: config": lambda out: arrowbank.scan({"sources": ()}, out),  # type: ignore[arg-type]
     "scan: workers": lambda out: arrowbank.scan(SCAN, out, workers="2"),  # type: ignore[arg-type]
     "scan: out": lambda out: arrowbank.scan(SCAN, 3),  # type: ignore[arg-type]
-    "tokenize: num_proc": lambda out: arrowbank.tokenize(TOKENIZE, "texts", out, num_proc=0),
+    "tokenize: options": lambda out: arrowbank.tokenize(TOKENIZE, "texts", out, options=2),  # type: ignore[arg-type]
     "encode: config": lambda out: arrowbank.encode("minilm", "tokens", out),  # type: ignore[arg-type]
     "encode: options": lambda out: arrowbank.encode(ENCODE, "tokens", out, options={"workers": 2}),  # type: ignore[arg-type]
     "build: config": lambda out: arrowbank.build(SCAN, out),  # type: ignore[arg-type]
-    "build_in2: workers": lambda out: arrowbank.build_in2(small(), ["a.bin"], out, workers=True),
+    "build_in2: options": lambda out: arrowbank.build_in2(small(), ["a.bin"], out, options=True),  # type: ignore[arg-type]
     "build_in2: fillers": lambda out: arrowbank.build_in2(small(), 3, out),  # type: ignore[arg-type]
-    "build_in2: restart": lambda out: arrowbank.build_in2(small(), ["a.bin"], out, restart="no"),  # type: ignore[arg-type]
     "verify_in2: folders": lambda out: arrowbank.verify_in2({"a": out}),  # type: ignore[arg-type]
     "merge_banks: banks": lambda out: arrowbank.merge_banks(None, out),  # type: ignore[arg-type]
     "select_rows: config": lambda out: arrowbank.select_rows("kind=query", "bank", out),  # type: ignore[arg-type]
     "export: config": lambda out: arrowbank.export("deepspec", "bank", out),  # type: ignore[arg-type]
-    "capture: workers": lambda out: arrowbank.capture(made(CaptureConfig), out, workers=0),
+    "capture: options": lambda out: arrowbank.capture(made(CaptureConfig), out, options={"workers": 2}),  # type: ignore[arg-type]
     "import_targets: source": lambda out: arrowbank.import_targets(ImportConfig(), None, out),  # type: ignore[arg-type]
-    "build_trunk: workers": lambda out: arrowbank.build_trunk(made(TrunkConfig), out, workers=0),
+    "build_trunk: options": lambda out: arrowbank.build_trunk(made(TrunkConfig), out, options=True),  # type: ignore[arg-type]
     "heal_draft: config": lambda out: arrowbank.heal_draft(MODEL, "trunk", out),  # type: ignore[arg-type]
     "write_report: banks": lambda out: arrowbank.write_report(ReportConfig(), 3, out),  # type: ignore[arg-type]
     "open_bank: folder": lambda out: arrowbank.open_bank(3),  # type: ignore[arg-type]

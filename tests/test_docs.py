@@ -150,7 +150,7 @@ def test_the_format_page_describes_target_banks(tmp_path: Path) -> None:
 
 def test_the_format_page_describes_arms_and_probes(tmp_path: Path) -> None:
     filler = arms.save_filler(tmp_path / "filler.bin")
-    build_in2(arms.small(examples=3, shards=1), [filler], tmp_path / "arm")
+    build_in2(arms.small(examples=3, raw_shards=1), [filler], tmp_path / "arm")
     assert_described(tmp_path / "arm", "in2")
     build_probes(ProbesConfig(length=200, vocab=arms.VOCAB), [filler], tmp_path / "probes")
     assert_described(tmp_path / "probes", "in2-probes")

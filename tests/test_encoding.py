@@ -32,7 +32,7 @@ from arrowbank.errors import (
     WorkerDied,
 )
 from arrowbank.features.config import ENCODING_METHOD
-from arrowbank.features.encode import EncodePlan
+from arrowbank.features.encode import EncodeStage
 from tests import banks
 from tests.kill import kill_after, kill_at, tree_bytes
 
@@ -246,12 +246,13 @@ def test_a_grown_token_bank_keeps_the_shards_of_its_old_rows(source: Source, tmp
 
 def test_a_trial_is_never_taken_for_the_bank(source: Source) -> None:
     out = source.folder / "trial"
-    manifest = encode(EncodeConfig(encoder=TABLE, limit=7), source.tokens, out)
-    assert (manifest["complete"], manifest["encoded_rows"], manifest["text_count"]) == (False, 7, COUNT)
+    manifest = encode(EncodeConfig(encoder=TABLE, trial=7), source.tokens, out)
+    assert (manifest["complete"], manifest["encoded_rows"]) == (False, 7)
+    assert not any(name.endswith("_sha256") for name in manifest)
     with pytest.raises(IncompleteBank):
         open_bank(out)
     assert not verify(out)[0].ok
-    with pytest.raises(PlanMismatch, match="limit: found 7, wanted null"):
+    with pytest.raises(PlanMismatch, match="trial: found 7, wanted null"):
         encode(EncodeConfig(encoder=TABLE), source.tokens, out)
 
 
@@ -349,15 +350,15 @@ def test_a_disk_without_room_is_refused_before_the_work(
 
 
 def test_a_mirror_that_is_there_needs_no_room_again(source: Source, whole: dict[str, str], tmp_path: Path) -> None:
-    plan = EncodePlan(CONFIG, open_bank(source.tokens))
+    plan = EncodeStage(CONFIG, open_bank(source.tokens))
     with BankWriter(tmp_path / "out", kind="features", recipe=plan.recipe) as bank:
-        everything = plan.bytes_to_write(bank)
+        everything = plan.bytes_to_write(bank, plan.shards, last=True)
         for index in range(4):
             batch = open_bank(source.folder / "whole").shard(index)
             bank.write_shard(index, batch)
-        without_shards = plan.bytes_to_write(bank)
+        without_shards = plan.bytes_to_write(bank, (), last=True)
         write_mirror(bank, rows=COUNT, width=banks.WIDTH, report=lambda rows: None)
-        without_mirror = plan.bytes_to_write(bank)
+        without_mirror = plan.bytes_to_write(bank, (), last=True)
     vectors = COUNT * banks.WIDTH * 2
     assert everything >= without_shards + vectors
     assert without_shards >= without_mirror + vectors
@@ -489,15 +490,15 @@ def test_the_estimate_is_the_plan_and_the_disk(source: Source, whole: dict[str, 
     found = estimate(CONFIG, source.tokens, source.folder)
     lengths = np.array([len(row) for row in source.token_rows], np.int32)
     shards = [lengths[low : low + SHARD_ROWS] for low in range(0, COUNT, SHARD_ROWS)]
-    assert (found.rows, found.tokens, found.hidden_size, found.shards) == (COUNT, lengths.sum(), banks.WIDTH, 4)
-    assert found.forward_passes == sum(len(list(batches(part, CONFIG.rules))) for part in shards)
+    assert (found.rows, found.tokens, found.counts["hidden_size"], found.shards) == (COUNT, lengths.sum(), banks.WIDTH, 4)
+    assert found.counts["forward_passes"] == sum(len(list(batches(part, CONFIG.rules))) for part in shards)
     assert found.seconds is not None
     assert found.seconds > 0
     assert found.fits
     sizes = {path.name: path.stat().st_size for path in (source.folder / "whole").iterdir()}
     vectors = COUNT * banks.WIDTH * 2
     assert vectors < found.shard_bytes
-    assert sizes["features.f16.npy"] + sizes["keys.npy"] - 256 <= found.mirror_bytes
+    assert sizes["features.f16.npy"] + sizes["keys.npy"] - 256 <= sum(found.beside.values())
     assert estimate(CONFIG, source.tokens, source.folder, timed=False).seconds is None
 
 

@@ -117,7 +117,7 @@ def test_a_grown_bank_has_the_bytes_of_one_made_in_one_go_and_encodes_only_what_
 
 def test_drift_is_measured_noted_and_said(grown: Grown, tmp_path: Path) -> None:
     said = Said()
-    encode(grown.config, grown.tokens, tmp_path / "out", options=RunOptions(drift_sample=7), progress=said)
+    encode(replace(grown.config, drift_sample=7), grown.tokens, tmp_path / "out", progress=said)
     events = [json.loads(line) for line in (tmp_path / "out" / "build.jsonl").read_text().splitlines()]
     (drift,) = [event for event in events if event["event"] == "drift"]
     assert (drift["texts"], drift["bound"]) == (7, 0.999)
@@ -137,8 +137,8 @@ def test_an_environment_that_gives_other_vectors_is_refused_and_nothing_is_lost(
         encode(config, grown.tokens, tmp_path / "out")
     with pytest.raises(ContractError):
         encode(config, grown.tokens, tmp_path / "out", options=RunOptions(workers=2))
-    for options in (RunOptions(min_cosine=0.5), RunOptions(drift_sample=0, restart=True)):
-        assert encode(config, grown.tokens, tmp_path / "out", options=options)["complete"]
+    for change, options in (({"min_cosine": 0.5}, RunOptions()), ({"drift_sample": 0}, RunOptions(restart=True))):
+        assert encode(replace(config, **change), grown.tokens, tmp_path / "out", options=options)["complete"]
     old = open_bank(drifted / "features")
     assert measure_drift(old, banks.DriftedEncoder(), open_bank(grown.tokens), CONFIG, 999).texts == OLD  # type: ignore[arg-type]
 
@@ -177,7 +177,7 @@ def test_tokens_that_do_not_begin_with_the_old_ones_are_refused(grown: Grown, tm
 def test_growing_into_the_old_folder_a_trial_or_onto_a_damaged_bank_is_refused(grown: Grown, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="input and output are the same"):
         encode(grown.config, grown.tokens, grown.folder / "old" / "features")
-    with pytest.raises(InputError, match="limit is for trials"):
+    with pytest.raises(InputError, match="leave out --limit and --trial"):
         replace(grown.config, limit=3)
     with pytest.raises(InputError, match="a bank of texts, expected features"):
         encode(replace(CONFIG, onto=str(grown.folder / "old" / "texts")), grown.tokens, tmp_path / "out")
@@ -282,11 +282,11 @@ def test_build_grows_a_whole_folder_with_a_real_model(tmp_path: Path, tiny_bert:
 def test_a_build_that_grows_goes_on_after_deaths_in_any_stage(tmp_path: Path, tiny_bert: Path) -> None:
     build(build_config(tiny_bert, write_source(tmp_path / "old.jsonl", range(15))), tmp_path / "old")
     config = build_config(tiny_bert, write_source(tmp_path / "more.jsonl", range(10, 30)), tmp_path / "old")
-    build(config, tmp_path / "whole", num_proc=1)
+    build(config, tmp_path / "whole", options=RunOptions(workers=1))
     moment, deaths, outcome = 0, 0, None
     while outcome is None or outcome.killed:  # one folder dies again and again, each time further on
         moment += 17
-        outcome = kill_at(moment, build, config, tmp_path / "new", num_proc=1)
+        outcome = kill_at(moment, build, config, tmp_path / "new", options=RunOptions(workers=1))
         assert outcome.error == ""
         deaths += outcome.killed
     assert deaths > 3

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowbank import In2Config, build_in2, open_bank, verify_in2
+from arrowbank import In2Config, RunOptions, build_in2, open_bank, verify_in2
 from arrowbank.bank import BankWriter
 from arrowbank.bank.verify import verify
 from arrowbank.cli import main
@@ -29,7 +29,7 @@ from tests.kill import kill_after, kill_at, tree_bytes
 def raw(folder: Path, config: In2Config) -> np.ndarray[Any, Any]:
     """All raw shards of an arm as [examples, T]."""
     names = sorted(folder.glob("in2*.bin"))
-    assert [path.name for path in names] == [f"in2{config.arm}_{config.split}_{k:05d}.bin" for k in range(config.shards)]
+    assert [path.name for path in names] == [f"in2{config.arm}_{config.split}_{k:05d}.bin" for k in range(config.raw_shards)]
     return np.concatenate([np.fromfile(path, config.dtype) for path in names]).reshape(-1, config.length)
 
 
@@ -93,8 +93,8 @@ def test_arms_differ_in_nothing_but_the_needles_places(tmp_path: Path) -> None:
 
 
 def test_the_split_into_files_never_changes_the_data(tmp_path: Path) -> None:
-    whole = raw(arms.build_small(tmp_path, shards=1, name="one"), arms.small(shards=1))
-    parted = raw(arms.build_small(tmp_path, shards=4, name="four"), arms.small(shards=4))
+    whole = raw(arms.build_small(tmp_path, raw_shards=1, name="one"), arms.small(raw_shards=1))
+    parted = raw(arms.build_small(tmp_path, raw_shards=4, name="four"), arms.small(raw_shards=4))
     assert np.array_equal(whole, parted)
 
 
@@ -104,12 +104,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_bytes_in_several_processes(whole: Path, tmp_path: Path) -> None:
-    build_in2(arms.small(), [whole.parent / "filler.bin"], whole.parent / "two", workers=2)
+    build_in2(arms.small(), [whole.parent / "filler.bin"], whole.parent / "two", options=RunOptions(workers=2))
     assert tree_bytes(whole.parent / "two") == tree_bytes(whole)
 
 
 def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) -> None:
-    filler, config = arms.save_filler(tmp_path / "filler.bin"), arms.small(examples=4, shards=1)
+    filler, config = arms.save_filler(tmp_path / "filler.bin"), arms.small(examples=4, raw_shards=1)
     build_in2(config, [filler], tmp_path / "whole")
     for moment in range(1, 1000):
         out = tmp_path / f"killed-{moment}"
@@ -129,7 +129,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) 
 def test_killed_from_outside_with_two_processes(whole: Path) -> None:
     filler, out = whole.parent / "filler.bin", whole.parent / "outside"
     for seconds in (0.05, 0.4, 0.8):
-        kill_after(seconds, build_in2, arms.small(), [filler], out, workers=2)
+        kill_after(seconds, build_in2, arms.small(), [filler], out, options=RunOptions(workers=2))
     build_in2(arms.small(), [filler], out)
     assert tree_bytes(out) == tree_bytes(whole)
 
@@ -155,7 +155,7 @@ def test_an_example_without_a_place_ends_the_build_and_not_in_a_hang(workers: in
     with pytest.raises(arms.NoPlace):
         arms.as_written(config, [np.fromfile(filler, "<u2")], 18)
     with pytest.raises(InputError, match=r"example (18|37): .*Give fewer --triples"):
-        build_in2(config, [filler], tmp_path / "arm", workers=workers)
+        build_in2(config, [filler], tmp_path / "arm", options=RunOptions(workers=workers))
     if workers == 1:  # of several, one may come to its bad example before another has written its first shard
         assert (tmp_path / "arm" / "data-00000.arrow").exists()
     assert not list((tmp_path / "arm").glob("in2*"))
@@ -222,7 +222,12 @@ def test_texts_are_filler_where_a_tokenizer_is_given(tmp_path: Path, bpe_tokeniz
     ids = [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
     np.save(tmp_path / "ids.npy", np.array(ids, np.uint16))
     options: dict[str, Any] = {"length": 200, "triples": 2, "vocab": 4096}
-    build_in2(arms.small(tokenizer=str(bpe_tokenizer), **options), [tmp_path / "texts"], tmp_path / "of-texts", workers=2)
+    build_in2(
+        arms.small(tokenizer=str(bpe_tokenizer), **options),
+        [tmp_path / "texts"],
+        tmp_path / "of-texts",
+        options=RunOptions(workers=2),
+    )
     build_in2(arms.small(**options), [tmp_path / "ids.npy"], tmp_path / "of-ids")
     config = arms.small(**options)
     assert np.array_equal(raw(tmp_path / "of-texts", config), raw(tmp_path / "of-ids", config))
@@ -263,8 +268,8 @@ def test_a_large_vocabulary_needs_uint32_and_gets_it(tmp_path: Path) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"global_batch": 4}, "not a multiple of --global-batch 4.* 4 and 8"),
         ({"global_batch": 10}, "not a multiple of --global-batch 10.* 10 and 20"),
-        ({"length": 16_384, "examples": 10_000, "shards": 1}, "163,840,000 tokens.*at least --shards 2"),
-        ({"length": 60_000_000, "examples": 4, "shards": 2}, "at least --shards 4"),
+        ({"length": 16_384, "examples": 10_000, "raw_shards": 1}, "163,840,000 tokens.*at least --raw-shards 2"),
+        ({"length": 60_000_000, "examples": 4, "raw_shards": 2}, "at least --raw-shards 4"),
         ({"length": 100_000_001}, "--length 100000001 is more than a shard"),
     ],
 )
@@ -274,7 +279,7 @@ def test_options_that_are_refused(options: dict[str, Any], words: str) -> None:
 
 
 def test_just_enough_is_not_refused() -> None:
-    assert arms.small(length=16_384, examples=12_206, shards=2).per_shard == 6103
+    assert arms.small(length=16_384, examples=12_206, raw_shards=2).per_shard == 6103
     assert arms.small(alphabet=1000, global_batch=7).decoy_count == 1
     assert arms.small(length=23, triples=1).last_site == arms.small(length=23, triples=1).first_site + 1
 
@@ -346,7 +351,7 @@ def test_keys_that_stand_somewhere_else_are_refused_where_that_is_asked_for(tmp_
 def test_the_command_line_builds_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = arms.golden_cases()[3]
     fillers = [str(path) for path in arms.save_golden_fillers(tmp_path)]
-    words = ["in2", "build", *case["options"].split()]
+    words = ["in2", "build", *arms.golden_options(case).split()]
     assert main([*words, "--filler", *fillers, "--out", str(tmp_path / "one")]) == 0
     assert "5 examples of 1,024 tokens, 40 triples, 25 decoys" in capsys.readouterr().out
     assert main([*words, "--filler", fillers[0], "--filler", fillers[1], "--out", str(tmp_path / "two"), "--json"]) == 0

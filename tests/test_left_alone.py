@@ -11,6 +11,7 @@ import pytest
 
 from arrowbank import (
     ExportConfig,
+    RunOptions,
     SelectConfig,
     TokenizeConfig,
     build_in2,
@@ -253,17 +254,17 @@ def test_an_empty_manifest_with_nothing_beside_it_is_written_again(tmp_path: Pat
 def test_the_counts_of_a_shard_are_made_again_with_it(tmp_path: Path, bpe_tokenizer: Path, damage: str) -> None:
     joined_banks.save_texts(tmp_path / "texts", [f"text {number}" for number in range(12)])
     config = TokenizeConfig(tokenizer=str(bpe_tokenizer), shard_rows=4)
-    tokenize(config, tmp_path / "texts", tmp_path / "whole", num_proc=1)
+    tokenize(config, tmp_path / "texts", tmp_path / "whole", options=RunOptions(workers=1))
     found = 0
     for moment in range(20, 400, 7):
         out = tmp_path / f"out-{moment}"
-        if not kill_at(moment, tokenize, config, tmp_path / "texts", out, num_proc=1).killed:
+        if not kill_at(moment, tokenize, config, tmp_path / "texts", out, options=RunOptions(workers=1)).killed:
             break
         for path in (out / "journal" / "work").glob("*.json"):
             found += path.name.startswith("counts")
             if path.name.startswith("counts"):
                 DAMAGES[damage](path)
-        tokenize(config, tmp_path / "texts", out, num_proc=1)
+        tokenize(config, tmp_path / "texts", out, options=RunOptions(workers=1))
         assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
     assert found
 

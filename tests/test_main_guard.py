@@ -15,10 +15,10 @@ from tests.tiny import save_bert, save_qwen3, texts
 
 SCRIPTS = {
     "in2": """
-        from arrowbank import In2Config, build_in2
+        from arrowbank import In2Config, RunOptions, build_in2
         config = In2Config(arm="c", length=400, examples=8, triples=2, decoys=1, min_distance=8, vocab=500, alphabet=100,
                            shard_tokens=800)
-        build_in2(config, ["filler.bin"], "out", workers=2)
+        build_in2(config, ["filler.bin"], "out", options=RunOptions(workers=2))
     """,
     "encode": """
         from arrowbank import EncodeConfig, ModelConfig, RunOptions, encode
@@ -26,16 +26,16 @@ SCRIPTS = {
         encode(config, "tokens", "out", options=RunOptions(workers=2))
     """,
     "capture": """
-        from arrowbank import CaptureConfig, ModelConfig, capture
+        from arrowbank import CaptureConfig, ModelConfig, RunOptions, capture
         config = CaptureConfig(model=ModelConfig(model="qwen", device="cpu"), data="ids.jsonl", target_layer_ids=(0, 1),
                                min_loss_tokens=1, max_shard_bytes=2000)
-        capture(config, "out", workers=2)
+        capture(config, "out", options=RunOptions(workers=2))
     """,
     "trunk": """
-        from arrowbank import ModelConfig, TrunkConfig, TrunkData, build_trunk
+        from arrowbank import ModelConfig, RunOptions, TrunkConfig, TrunkData, build_trunk
         config = TrunkConfig(model=ModelConfig(model="qwen", device="cpu"), data=(TrunkData("ids", "ids.jsonl"),), window=20,
                              topk=4, hold_all=True, max_shard_bytes=5000)
-        build_trunk(config, "out", workers=2)
+        build_trunk(config, "out", options=RunOptions(workers=2))
     """,
 }
 
@@ -98,7 +98,7 @@ def test_stages_whose_processes_do_not_import_the_script_need_no_guard(folder: P
     body = """
         from arrowbank import ScanConfig, TokenizeConfig, scan, tokenize
         scan(ScanConfig(sources=(("train", "many.jsonl"),)), "own_texts", workers=2)
-        tokenize(TokenizeConfig(tokenizer="bert"), "own_texts", "own_tokens", num_proc=2)
+        tokenize(TokenizeConfig(tokenizer="bert"), "own_texts", "own_tokens", options=RunOptions(workers=2))
     """
     done = run_script(folder, "stages.py", body, guarded=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from arrowbank import (
     ExportConfig,
     FeatureBank,
+    RunOptions,
     ScanConfig,
     SelectConfig,
     TokenizeConfig,
@@ -111,7 +112,7 @@ def test_merged_texts_are_those_of_a_scan_onto_the_first_and_grow_and_tokenize_l
     assert merge_banks([tmp_path / "a", tmp_path / "a"], tmp_path / "same")["train_sha256"] == hashes[0]
     third = replace(source("third", range(11, 16)), onto=str(tmp_path / "merged"))
     assert scan(third, tmp_path / "grown")["generations"] == [17, 27, 33]
-    tokenize(TokenizeConfig(tokenizer=str(tiny_bert)), tmp_path / "grown", tmp_path / "tokens", num_proc=1)
+    tokenize(TokenizeConfig(tokenizer=str(tiny_bert)), tmp_path / "grown", tmp_path / "tokens", options=RunOptions(workers=1))
     assert encode(CONFIG, tmp_path / "tokens", tmp_path / "features")["generations"] == [17, 27, 33]
 
 

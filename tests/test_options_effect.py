@@ -171,7 +171,7 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
         "token ids",
     ),
     ("in2 probes --length 600 --vocab 1000 --filler filler.bin --out out", "--tokenizer tokenizer", "token ids"),
-    ("in2 build --arm c --length 600 --examples 4 --filler filler.bin --out out --no-mirror", "--shards 1", "--no-mirror"),
+    ("in2 build --arm c --length 600 --examples 4 --filler filler.bin --out out --no-mirror", "--raw-shards 1", "--no-mirror"),
     (
         "targets capture --model model --layers 0 --source ids.jsonl --out out --device cpu",
         "--tokenizer tokenizer",
@@ -205,7 +205,7 @@ ACCEPTED = [
     "targets import dump --target-model m --layers 0,1,2 --on-nonfinite drop --on-bad-sample quarantine --out out",
     "targets import dump --target-model m --dry-run --restart --out out",
     "in2 build --arm a --length 600 --vocab 1000 --examples 4 --triples 4 --decoys 2 --min-distance 10 --filler filler.bin --out out",
-    "in2 build --arm c --length 600 --vocab 1000 --triples 4 --examples 5 --shards 4 --filler filler.bin --out out",
+    "in2 build --arm c --length 600 --vocab 1000 --triples 4 --examples 5 --raw-shards 4 --filler filler.bin --out out",
     f"encode tokens {ENCODER} --workers 1 --worker 0/1 --out out",
     f"encode tokens {ENCODER} --onto features --drift-sample 0 --out out",
     "scan --source train=train.jsonl --source more=train.parquet --on-bad-line skip --strict --out out",
@@ -240,7 +240,7 @@ PYTHON: dict[str, Callable[[Path, Path], object]] = {
         ScanConfig(sources=(("a", place / "train.parquet"),), on_bad_line="error"), out
     ),
     "--drift-sample (drift_sample)": lambda place, out: encode(
-        EncodeConfig(encoder=TABLE), place / "tokens", out, options=RunOptions(drift_sample=64)
+        EncodeConfig(encoder=TABLE, drift_sample=64), place / "tokens", out
     ),
     "--ray-address (ray_address)": lambda place, out: RunOptions(ray_address="auto"),
     "--samples": lambda place, out: verify_targets(place / "targets", samples=4),
@@ -395,12 +395,12 @@ def test_fields_of_samples_that_a_capture_does_not_read_are_named(place: Path, t
 def test_fields_that_a_trunk_does_not_read_are_named(place: Path, tmp_path: Path) -> None:
     rows = [{"input_ids": [(row + at) % 40 for at in range(30)], "text": "x", "loss_mask": [1]} for row in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    from arrowbank.mtp.trunk_plan import TrunkPlan
+    from arrowbank.mtp.trunk_build import TrunkStage
 
     config = TrunkConfig(
         model=ModelConfig(model=place / "model", device="cpu"), data=(TrunkData("a", tmp_path / "rows.jsonl"),), **TRUNK_CONFIG
     )
-    plan, said = TrunkPlan(config), Said()
+    plan, said = TrunkStage(config), Said()
     assert len(plan.windows) > 0
     plan.tell_unread(said)
     assert said.unread == [f"a ({tmp_path / 'rows.jsonl'}): not read: fields text, loss_mask"]
@@ -427,12 +427,12 @@ def test_fewer_examples_than_fill_the_shards_write_fewer_files(shards: int, file
     from arrowbank import build_in2
 
     filler, said = save_filler(tmp_path / "filler.bin"), Said()
-    build_in2(small(shards=shards, examples=7), [filler], tmp_path / "arm", progress=said)
+    build_in2(small(raw_shards=shards, examples=7), [filler], tmp_path / "arm", progress=said)
     written = sorted(path.name for path in (tmp_path / "arm").glob("*.bin"))
     assert written == [f"in2c_train_{index:05d}.bin" for index in range(files)]
     assert any(f"only {files} files are written" in message for message in said.messages) == (files < shards)
     assert all(check.ok for check in verify_in2([tmp_path / "arm"]))
-    build_in2(small(shards=files, examples=7), [filler], tmp_path / "exact")
+    build_in2(small(raw_shards=files, examples=7), [filler], tmp_path / "exact")
     for name in written:
         assert (tmp_path / "arm" / name).read_bytes() == (tmp_path / "exact" / name).read_bytes()
 
@@ -470,7 +470,7 @@ def test_the_other_readers_of_lines_read_them_too(constant: str, place: Path, tm
     (tmp_path / "trunk.jsonl").write_text(lines)
     data = (TrunkData("a", tmp_path / "trunk.jsonl"),)
     config = TrunkConfig(model=ModelConfig(model=place / "model", device="cpu"), data=data, **TRUNK_CONFIG)
-    assert estimate_trunk(config, tmp_path / "trunk").windows > 0
+    assert estimate_trunk(config, tmp_path / "trunk").rows > 0
     make_dump(tmp_path / "dump", lines=lambda row, name: f'{{"file": "{name}", "score": {constant}}}')
     assert import_targets(ImportConfig(target_model="m"), tmp_path / "dump", tmp_path / "bank")["rows"] == 4
     sources = tuple((name, tmp_path / f"{name}.jsonl") for name in ("train", "eval"))

@@ -13,6 +13,7 @@ import pytest
 from arrowbank import (
     ExportConfig,
     ProbesConfig,
+    RunOptions,
     SelectConfig,
     TokenizeConfig,
     build_in2,
@@ -311,9 +312,14 @@ def test_a_file_may_be_put_beside_those_of_a_bank(tmp_path: Path) -> None:
 def test_the_check_belongs_to_the_functions(world: Path) -> None:
     before = everything(world)
     with pytest.raises(InputError, match="input and output are the same"):
-        tokenize(TokenizeConfig(tokenizer="model"), world / "router" / "texts", world / "router" / "texts", restart=True)
+        tokenize(
+            TokenizeConfig(tokenizer="model"),
+            world / "router" / "texts",
+            world / "router" / "texts",
+            options=RunOptions(restart=True),
+        )
     with pytest.raises(InputError, match="the output is inside an input"):
-        build_in2(arms.small(), ["router/tokens"], Path("router/texts/arm"), restart=True)
+        build_in2(arms.small(), ["router/tokens"], Path("router/texts/arm"), options=RunOptions(restart=True))
     assert everything(world) == before
 
 

@@ -149,7 +149,7 @@ def many_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_that_tokenize_and_are_refused_end_the_stage_with_an_error(
     many_texts: Path, bpe_tokenizer: Path, machine: Machine, tmp_path: Path, error: str, calls: tuple[str, ...]
 ) -> None:
-    argv = ["tokenize", many_texts, "--tokenizer", bpe_tokenizer, "--num-proc", "2", "--out", tmp_path / "out"]
+    argv = ["tokenize", many_texts, "--tokenizer", bpe_tokenizer, "--workers", "2", "--out", tmp_path / "out"]
     counted = machine.run(*argv, refusal=Refusal(under=tmp_path, calls=calls, error=error, nth=1 << 30))
     assert counted.code == 0
     whole = tree_bytes(tmp_path / "out")
@@ -167,7 +167,7 @@ def test_a_library_that_trips_over_its_closed_file_hides_no_refusal(
     bpe_tokenizer: Path, machine: Machine, tmp_path: Path
 ) -> None:
     texts = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(60))
-    argv = ["tokenize", texts, "--tokenizer", bpe_tokenizer, "--num-proc", "1", "--out", tmp_path / "out"]
+    argv = ["tokenize", texts, "--tokenizer", bpe_tokenizer, "--workers", "1", "--out", tmp_path / "out"]
     rows = tmp_path / "out" / "journal" / "work" / "map"  # which datasets writes
     counted = machine.run(*argv, refusal=Refusal(under=rows, calls=("write",), error="ENOSPC", nth=1 << 30))
     for nth in range(1, counted.calls + 1):
@@ -219,7 +219,7 @@ def test_a_disk_without_room_or_inodes_is_said_and_with_more_of_it_the_command_r
     many_texts: Path, bpe_tokenizer: Path, machine: Machine, tmp_path: Path, options: str
 ) -> None:
     out = tmp_path / "disk" / "out"
-    argv = ["tokenize", many_texts, "--tokenizer", bpe_tokenizer, "--num-proc", "2", "--out", out]
+    argv = ["tokenize", many_texts, "--tokenizer", bpe_tokenizer, "--workers", "2", "--out", out]
     with small_disk(tmp_path / "disk", options):
         done = machine.run(*argv)
         assert (done.code, "Traceback" in done.err) == (2, False), done.err

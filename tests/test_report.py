@@ -475,7 +475,7 @@ def encode_texts(texts: list[str], folder: Path, tokenizer: Path) -> None:
                 "16",
                 "--out",
                 str(folder / "tok"),
-                "--num-proc",
+                "--workers",
                 "1",
             ]
         )

@@ -52,7 +52,7 @@ def test_parquet_gives_rows_and_types_back(features: Path, tmp_path: Path) -> No
 def test_parquet_of_an_arm(tmp_path: Path) -> None:
     from arrowbank import build_in2
 
-    build_in2(arms.small(examples=3, shards=1), [arms.save_filler(tmp_path / "filler.bin")], tmp_path / "arm")
+    build_in2(arms.small(examples=3, raw_shards=1), [arms.save_filler(tmp_path / "filler.bin")], tmp_path / "arm")
     assert main(["export", str(tmp_path / "arm"), "--to", "parquet", "--out", str(tmp_path / "out")]) == 0
     loaded = load_dataset(
         "parquet", data_files=str(tmp_path / "out" / "*.parquet"), split="train", cache_dir=str(tmp_path / "c")

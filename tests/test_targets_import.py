@@ -421,7 +421,7 @@ def test_supervised_spans_keep_what_a_loss_token_needs(tmp_path: Path) -> None:
     assert kept < bank.manifest["counts"]["tokens"]
     assert all(check.ok for check in verify(tmp_path / "bank"))
     found = estimate_import(config(loss_mask="from_dump", spans="supervised"), tmp_path / "dump", tmp_path)
-    assert found.bytes == 6 * 49 + kept * 2 * WIDTH * (LAYERS + 1)
+    assert found.total_bytes == 6 * 49 + kept * 2 * WIDTH * (LAYERS + 1)
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30))
@@ -452,7 +452,7 @@ def test_fp8_is_half_the_size_and_says_how_far_off_it_is(tmp_path: Path) -> None
         assert said["relative"] == pytest.approx(((stored - true).norm() / true.norm()).item(), abs=2e-6)
         assert said["cosine"] > 0.999
     assert all(check.ok for check in verify(tmp_path / "bank"))
-    assert estimate_import(config(codec="fp8"), tmp_path / "dump", tmp_path).bytes == 65 * (6 + 4 * (128 + 4))
+    assert estimate_import(config(codec="fp8"), tmp_path / "dump", tmp_path).total_bytes == 65 * (6 + 4 * (128 + 4))
 
 
 def test_fp8_cannot_hold_inf(tmp_path: Path) -> None:
@@ -476,14 +476,14 @@ def test_a_bank_in_fp8_and_spans_opens_for_training(tmp_path: Path) -> None:
 def test_the_size_is_known_before_and_a_budget_is_kept(tmp_path: Path) -> None:
     make_dump(tmp_path / "dump")
     found = estimate_import(config(), tmp_path / "dump", tmp_path)
-    assert found.bytes_a_token == 2 * WIDTH * (LAYERS + 1) + 6
-    assert (found.samples, found.tokens, found.bytes) == (4, 19, 19 * found.bytes_a_token)
+    assert found.counts["bytes_per_token"] == 2 * WIDTH * (LAYERS + 1) + 6
+    assert (found.rows, found.tokens, found.total_bytes) == (4, 19, 19 * found.counts["bytes_per_token"])
     assert found.fits
-    assert not estimate_import(config(budget_bytes=found.bytes - 1), tmp_path / "dump", tmp_path).fits
+    assert not estimate_import(config(budget_bytes=found.total_bytes - 1), tmp_path / "dump", tmp_path).fits
     for run in (import_targets, import_to_deepspec):
         with pytest.raises(DiskFull, match=r"takes 1\.3 kB, the budget is 1\.3 kB\. Tap fewer layers, give --codec fp8"):
-            run(config(budget_bytes=found.bytes - 1), tmp_path / "dump", tmp_path / "out")
-    import_all(tmp_path / "dump", tmp_path / "bank", budget_bytes=found.bytes)
+            run(config(budget_bytes=found.total_bytes - 1), tmp_path / "dump", tmp_path / "out")
+    import_all(tmp_path / "dump", tmp_path / "bank", budget_bytes=found.total_bytes)
 
 
 def test_another_dump_or_option_is_another_plan(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from arrowbank.bank import open_bank
+from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch, WorkerDied
 from arrowbank.features.tokenize import Batches, TokenizeConfig, tokenize
 from tests import tiny
@@ -207,7 +208,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes(
     bank = tiny.save_texts_bank(tmp_path / "texts", texts)
     config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=20, shard_rows=6500)
     for processes in (1, 2, 3):
-        tokenize(config, bank, tmp_path / str(processes), num_proc=processes)
+        tokenize(config, bank, tmp_path / str(processes), options=RunOptions(workers=processes))
     assert tree_bytes(tmp_path / "1") == tree_bytes(tmp_path / "2") == tree_bytes(tmp_path / "3")
     assert rows_of(tmp_path / "2") == reference(wordpiece_tokenizer, texts, max_length=20, add_special_tokens=False)
 
@@ -218,7 +219,7 @@ def test_what_datasets_and_the_environment_were_before_they_are_after(
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     environment, bars, children = os.environ, datasets.are_progress_bars_disabled(), psutil.Process().children()
     bank = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(4500))
-    tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer)), bank, tmp_path / "tokens", num_proc=2)
+    tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer)), bank, tmp_path / "tokens", options=RunOptions(workers=2))
     assert os.environ is environment
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     assert datasets.are_progress_bars_disabled() == bars
@@ -236,7 +237,7 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path, wordpiece_tokenizer: P
     config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=120, special_tokens=True, on_long="error")
     length = len(AutoTokenizer.from_pretrained(str(wordpiece_tokenizer))(texts[4321])["input_ids"])
     with pytest.raises(InputError, match=rf"row 4321 has {length} tokens, more than --max-tokens 120: 'the end of a very"):
-        tokenize(config, bank, tmp_path / "tokens", num_proc=2)
+        tokenize(config, bank, tmp_path / "tokens", options=RunOptions(workers=2))
     with pytest.raises(FileNotFoundError):
         datasets.load_from_disk(str(tmp_path / "tokens"))
 
@@ -249,7 +250,7 @@ def test_another_recipe_in_the_same_folder_is_refused_and_named(tmp_path: Path, 
         tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer), max_tokens=8), bank, out)
     assert caught.value.fields == {"max_tokens": (16, 8)}
     assert rows_of(out) == before
-    tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer), max_tokens=8), bank, out, restart=True)
+    tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer), max_tokens=8), bank, out, options=RunOptions(restart=True))
     assert rows_of(out) == [row[:8] for row in before]
 
 
@@ -322,11 +323,11 @@ def test_killed_at_every_publish_moment_and_run_again(
     expected = tree_bytes(tmp_path / "whole")
     for moment in range(1, 500, 2):  # two moments a step: one side of each is enough here
         out = tmp_path / str(moment)
-        outcome = kill_at(moment, tokenize, config, bank, out, num_proc=1)
+        outcome = kill_at(moment, tokenize, config, bank, out, options=RunOptions(workers=1))
         assert outcome.error == ""
         if not outcome.killed:
             break
-        tokenize(config, bank, out, num_proc=1)
+        tokenize(config, bank, out, options=RunOptions(workers=1))
         assert tree_bytes(out) == expected, f"killed at moment {moment}"
     assert moment > 40
     assert tree_bytes(out) == expected
@@ -338,9 +339,11 @@ def test_killed_while_processes_work_and_run_again_with_another_number(
     bank, out = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(20_000)), tmp_path / "tokens"
     config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), shard_rows=5000)
     tokenize(config, bank, tmp_path / "whole")
-    deaths = sum(kill_after(0.3 + 0.15 * i, tokenize, config, bank, out, num_proc=2).killed for i in range(4))
+    deaths = sum(
+        kill_after(0.3 + 0.15 * i, tokenize, config, bank, out, options=RunOptions(workers=2)).killed for i in range(4)
+    )
     assert deaths > 0
-    tokenize(config, bank, out, num_proc=3)
+    tokenize(config, bank, out, options=RunOptions(workers=3))
     assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
 
 
@@ -352,11 +355,11 @@ def test_a_worker_that_dies_is_an_error_and_finished_shards_are_kept(
     config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), shard_rows=4000)
     tokenize(config, bank, tmp_path / "whole")
     with pytest.raises(WorkerDied, match=r"a tokenizer process died on rows (4000|8000)–\d+999"):
-        tokenize(config, bank, out, num_proc=2, progress=Assassin())
+        tokenize(config, bank, out, options=RunOptions(workers=2), progress=Assassin())
     done = [path.name for path in sorted(out.glob("data-*"))]
     assert done == [f"data-{i:05d}.arrow" for i in range(len(done))]
     assert 1 <= len(done) < 3
-    tokenize(config, bank, out, num_proc=2)
+    tokenize(config, bank, out, options=RunOptions(workers=2))
     assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
 
 

@@ -232,6 +232,6 @@ def test_the_command_line(arm: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_one_train_shard_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = arms.build_small(tmp_path, shards=1)
+    one = arms.build_small(tmp_path, raw_shards=1)
     assert main(["export", str(one), "--to", "llmc", "--out", str(tmp_path / "out")]) == 0
     assert "wants two" in capsys.readouterr().err

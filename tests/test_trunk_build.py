@@ -16,7 +16,7 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 import arrowbank
-from arrowbank import TrunkConfig, TrunkData, build_trunk, open_bank, verify
+from arrowbank import RunOptions, TrunkConfig, TrunkData, build_trunk, open_bank, verify
 from arrowbank.bank.kinds.trunk import TrunkBank
 from arrowbank.cli import main
 from arrowbank.engine.plan import BatchRules
@@ -304,7 +304,7 @@ def test_nf4(config: TrunkConfig, model: Path, whole: Path, tmp_path: Path) -> N
 
 
 def test_two_workers_write_the_same_bytes(config: TrunkConfig, whole: Path, tmp_path: Path) -> None:
-    build_trunk(config, tmp_path / "bank", workers=2)
+    build_trunk(config, tmp_path / "bank", options=RunOptions(workers=2))
     assert both_banks(tmp_path / "bank") == both_banks(whole)
 
 
@@ -397,19 +397,20 @@ def test_the_estimate_is_what_is_written_within_two_in_a_hundred(config: TrunkCo
     found = estimate_trunk(chosen, tmp_path / "nowhere" / "bank")
     assert not (tmp_path / "nowhere").exists()
     manifest = build_trunk(chosen, tmp_path / "bank")
-    assert (found.windows, found.held_out, found.tokens) == (17, 17, manifest["counts"]["tokens"])
-    for folder, stated in (("bank", found.bytes), ("bank-taps", found.taps_bytes)):
+    assert (found.rows, found.counts["held_out"], found.tokens) == (17, 17, manifest["counts"]["tokens"])
+    taps = found.beside["taps"]
+    for folder, stated in (("bank", found.total_bytes - taps), ("bank-taps", taps)):
         written = sum(path.stat().st_size for path in (tmp_path / folder).iterdir())
         assert abs(stated / written - 1) < 0.02, (folder, stated, written)
-    assert found.bytes_a_token == pytest.approx(4 + 64 * 8 + 4 + 2 * 32, abs=1)
+    assert found.counts["bytes_per_token"] == pytest.approx(4 + 64 * 8 + 4 + 2 * 32, abs=1)
 
 
 def test_a_budget_is_kept_before_any_pass(config: TrunkConfig, tmp_path: Path) -> None:
-    small = dataclasses.replace(config, budget_bytes=10_000)
+    small = RunOptions(budget_bytes=10_000)
     with pytest.raises(DiskFull, match="the budget is"):
-        build_trunk(small, tmp_path / "bank")
+        build_trunk(config, tmp_path / "bank", options=small)
     assert not list(tmp_path.iterdir())
-    assert not estimate_trunk(small, tmp_path / "bank").fits
+    assert not estimate_trunk(config, tmp_path / "bank", options=small).fits
 
 
 @pytest.mark.parametrize(
@@ -461,10 +462,10 @@ def test_what_is_not_finite_is_never_kept(model: Path, data: tuple[TrunkData, Tr
     config = make(broken(model, tmp_path / "model"), *data, max_shard_bytes=20_000)
     if not workers:
         with pytest.raises(InputError, match="workers is 0"):
-            build_trunk(config, tmp_path / "bank", workers=0)
+            build_trunk(config, tmp_path / "bank", options=RunOptions(workers=0))
         return
     with pytest.raises(BadVector, match=r"window \d+ of [ab]: .* NaN or Inf"):
-        build_trunk(config, tmp_path / "bank", workers=workers)
+        build_trunk(config, tmp_path / "bank", options=RunOptions(workers=workers))
     with pytest.raises(ArrowbankError):
         open_bank(tmp_path / "bank")
 
@@ -525,7 +526,7 @@ def test_the_command_line(
     argv += ["--source", f"a={data[0].path}", "--source", f"b={data[1].path}@{data[1].tokens}", "--window", str(WINDOW)]
     argv += ["--topk", str(TOPK), "--tokens", str(10 * WINDOW + 30), "--layers", "0,2", "--max-shard-bytes", "40000"]
     assert main([*argv, "--dry-run"]) == 0
-    assert "windows          17 (770 tokens), 1 held out" in capsys.readouterr().out
+    assert capsys.readouterr().out.split()[:9] == ["rows", "17", "(770", "tokens)", "shards", "3", "held", "out", "1"]
     assert main([*argv, "--dry-run", "--json", "--budget-gb", "0.00001"]) == 1
     assert json.loads(capsys.readouterr().out)["fits"] is False
     assert not list(tmp_path.iterdir())

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from arrowbank import TokenizeConfig, TrunkConfig, TrunkData, tokenize
+from arrowbank import RunOptions, TokenizeConfig, TrunkConfig, TrunkData, tokenize
 from arrowbank.cli.trunk import data_sets
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.models import load_tokenizer
 from arrowbank.mtp.packing import Windows, shuffled
-from arrowbank.mtp.trunk_plan import TrunkPlan
+from arrowbank.mtp.trunk_build import TrunkStage
 from tests import tiny
 from tests.banks import make_texts, make_tokens
 from tests.dumps import make_dump
@@ -34,7 +34,7 @@ def as_texts_bank(folder: Path, tokenizer: Path) -> Path:
 
 def as_token_bank(folder: Path, tokenizer: Path) -> Path:
     config = TokenizeConfig(tokenizer=str(tokenizer), shard_rows=40)
-    tokenize(config, as_texts_bank(folder, tokenizer), folder / "tokens", num_proc=1)
+    tokenize(config, as_texts_bank(folder, tokenizer), folder / "tokens", options=RunOptions(workers=1))
     return folder / "tokens"
 
 
@@ -77,7 +77,7 @@ def as_dataset_of_texts(folder: Path, tokenizer: Path) -> Path:
 
 
 def windows_of(model: Path, path: Path, **options: Any) -> Windows:
-    return TrunkPlan(make(model, TrunkData("a", path), **options)).windows
+    return TrunkStage(make(model, TrunkData("a", path), **options)).windows
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,6 @@ def test_a_set_that_is_none_is_refused(value: str) -> None:
 def test_sets_share_the_windows_numbers(tiny_qwen3: Path, tmp_path: Path) -> None:
     a, b = (write(tmp_path / f"{name}.jsonl", {"input_ids": [7] * 500}) for name in "ab")
     config: TrunkConfig = make(tiny_qwen3, TrunkData("a", a), TrunkData("b", b, 48))
-    windows = TrunkPlan(config).windows
+    windows = TrunkStage(config).windows
     assert windows.names == ["a"] * 11 + ["b"]
     assert windows.held_out.tolist() == [index == 9 for index in range(12)]

@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ from arrowbank.bank.names import UnsafeName, refuse_links
 from arrowbank.bank.places import Next, in_words, is_bare_journal, visible
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.bank.refusals import explained
-from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch
+from arrowbank.errors import ArrowbankError, CorruptBank, IncompleteBank, InputError, PlanMismatch
 
 
 @dataclass(frozen=True)
@@ -334,9 +334,21 @@ class BankWriter(FolderWriter):
             self.receipts[name] = self.shards.write_file(name, write, rows=rows)
         return self.receipts[name]
 
-    def refresh(self) -> None:
-        """Read the receipts again: other workers of a job array may have finished more."""
-        self.receipts = self._journal.read(deep=False)
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Hold the right to finish a bank that a job array makes, with the receipts of all its workers: of those that see the last
+        one, the first commits, and the others find the bank `committed`."""
+        with ExitStack() as stack:
+            if not self._is_committed():
+                try:
+                    stack.enter_context(waiting_lock(self._journal.folder / "lock-finish"))
+                except (OSError, ArrowbankError):
+                    if not self._is_committed():  # else the journal was removed just now
+                        raise
+            self.committed = self._is_committed()
+            if not self.committed:
+                self.receipts = self._journal.read(deep=False)
+            yield
 
     def save_progress(self, **fields: object) -> None:
         """Write the manifest of the unfinished bank, with `complete: false` and `fields` brought up to date."""

@@ -10,7 +10,7 @@ import typer
 
 from arrowbank.cli import options as o
 from arrowbank.cli.parameters import Common, Out, Restart
-from arrowbank.cli.show import finish, progress_for, show_checks
+from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate, unfinished
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 from arrowbank.settings import Help, Old, refuse_unread
@@ -18,7 +18,7 @@ from arrowbank.settings import Help, Old, refuse_unread
 if TYPE_CHECKING:
     from arrowbank import ProbesConfig, ScoreConfig
 
-WHAT, RUN = "What is planted", o.RUN
+WHAT = "What is planted"
 
 Filler = Annotated[
     list[str] | None,
@@ -56,6 +56,7 @@ def build(
     examples: Annotated[int, _what("--examples", help="How many.")],
     out: o.Out,
     spans: SpanOptions,
+    how: o.RunOptions,
     common: o.Common,
     more: MoreFiller = None,
     filler: Filler = None,
@@ -65,8 +66,8 @@ def build(
     split: Annotated[
         str, _what("--split", metavar="train|val", help="In the files' names; train takes no validation file.")
     ] = ("train"),
-    shards: Annotated[
-        int | None, _what("--shards", show_default="1", help="Raw shards; at most 100,000,000 tokens each.")
+    raw_shards: Annotated[
+        int | None, _what("--raw-shards", show_default="1", help="Raw shards; at most 100,000,000 tokens each.")
     ] = None,
     global_batch: Annotated[
         int | None, _what("--global-batch", help="The loader's batch x ranks: examples must be a multiple."), Old("--align")
@@ -75,20 +76,16 @@ def build(
         bool, _what("--unique-keys", help="A key twice in an example, or in its filler, is an error.")
     ] = False,
     no_mirror: Annotated[bool, _what("--no-mirror", help="Leave out the raw shards and their manifest.")] = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes. Default: as many as pay.", rich_help_panel=RUN)
-    ] = None,
-    restart: o.Restart = False,
 ) -> None:
     """Build one arm: real filler with keys and values planted in it, as a bank and as raw shards. Exact to the bit.
 
     Example: arrowbank in2 build --arm c --length 16384 --examples 6000 --filler train_0.bin --out arm_c
     """
-    from arrowbank.in2.build import build_in2
+    from arrowbank.in2.build import build_in2, estimate_in2
     from arrowbank.in2.config import In2Config
 
     if no_mirror:
-        refuse_unread("--no-mirror, which writes no raw shards", shards=shards)
+        refuse_unread("--no-mirror, which writes no raw shards", raw_shards=raw_shards)
     config = o.make(
         In2Config,
         spans,
@@ -98,13 +95,16 @@ def build(
         decoys=decoys,
         min_distance=min_distance,
         split=split,
-        shards=shards,
+        raw_shards=raw_shards,
         global_batch=global_batch,
         unique_keys=unique_keys,
         mirror=not no_mirror,
     )
-    progress = progress_for(common.json)
-    manifest = build_in2(config, _fillers(filler, more), out, workers=workers, restart=restart, progress=progress)
+    sources, options, progress = _fillers(filler, more), how.options(), progress_for(common.json)
+    if how.dry_run:
+        show_estimate(estimate_in2(config, sources, out, options=options, progress=progress), common.json)
+        return
+    manifest = build_in2(config, sources, out, options=options, progress=progress)
     finish(common.json, manifest, _built(out, manifest))
 
 
@@ -171,6 +171,8 @@ def _fillers(named: list[str] | None, more: list[str] | None) -> list[str]:
 
 
 def _built(out: str, manifest: dict[str, Any]) -> str:
+    if not manifest["complete"]:
+        return unfinished(out, manifest)
     return (
         f"{out}: arm {manifest['arm']}, {manifest['examples']:,} examples of {manifest['T']:,} tokens, "
         f"{manifest['triples']:,} triples, {manifest['decoys_placed']:,} decoys.\nProve it: arrowbank in2 verify {out}"

@@ -105,8 +105,7 @@ def estimate(
 
     Example: arrowbank estimate router/tokens --model Qwen/Qwen3-4B --load-in-4bit
     """
-    from arrowbank.bank.files import human_bytes
-    from arrowbank.features.estimate import estimate as run
+    from arrowbank.features.encode import estimate as run
     from arrowbank.targets.importer import ImportConfig, estimate_import, is_dump
 
     if is_dump(tokens):
@@ -116,18 +115,7 @@ def estimate(
         return
     config = what.config(trust_remote_code=trust_remote_code)
     found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(common.json))
-    if common.json:
-        _print_json({**asdict(found), "total_bytes": found.total_bytes, "fits": found.fits})
-    else:
-        print(f"rows             {found.rows:,} ({found.tokens:,} tokens), vectors of width {found.hidden_size:,}")
-        print(f"shards           {found.shards:,}")
-        print(f"forward passes   {found.forward_passes:,} (one sort over all rows: {found.forward_passes_with_one_sort:,})")
-        print(f"disk             {human_bytes(found.total_bytes)} of {human_bytes(found.free_bytes)} free")
-        print(f"                 (shards {human_bytes(found.shard_bytes)}, mirror {human_bytes(found.mirror_bytes)})")
-        if found.seconds is not None:
-            print(f"time             {_duration(found.seconds)} with one worker, {found.texts_per_second:,.0f} texts/s")
-    if not found.fits:
-        raise typer.Exit(CHECK_FAILED)
+    show_estimate(found, common.json)
 
 
 @spread
@@ -192,9 +180,3 @@ def _plain(value: object) -> str:
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     # what a folder says of itself may steer a terminal
     return "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.show import done_event, finish, progress_for
+from arrowbank.cli.show import done_event, finish, progress_for, show_estimate, unfinished
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 from arrowbank.settings import refuse_unread
@@ -38,26 +38,31 @@ def tokenize(
     tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="M", help="A folder or hub name; a fast tokenizer.")],
     out: o.Out,
     what: o.TokenizeOptions,
+    how: o.TextRunOptions,
     common: o.Common,
     trust_remote_code: o.TrustRemoteCode = False,
-    num_proc: o.NumProc = None,
-    restart: o.Restart = False,
 ) -> None:
     """Turn a texts bank into a tokens bank of the same rows.
 
     Example: arrowbank tokenize router/texts --tokenizer Qwen/Qwen3-4B --out router/tokens
     """
+    from arrowbank.features.tokenize import estimate_tokenize
     from arrowbank.features.tokenize import tokenize as run
 
     config = what.config(tokenizer, trust_remote_code=trust_remote_code)
-    progress = progress_for(common.json)
-    manifest = run(config, texts, out, num_proc=num_proc, restart=restart, progress=progress)
+    options, progress = how.options(), progress_for(common.json)
+    if how.dry_run:
+        show_estimate(estimate_tokenize(config, texts, out, options=options, progress=progress), common.json)
+        return
+    manifest = run(config, texts, out, options=options, progress=progress)
+    finish(common.json, manifest, _tokenized(out, manifest) if manifest["complete"] else unfinished(out, manifest))
+
+
+def _tokenized(out: str, manifest: dict[str, Any]) -> str:
     counts = manifest["counts"]
-    finish(
-        common.json,
-        manifest,
+    return (
         f"{out}: {counts['tokens']:,} tokens of {manifest['rows']:,} texts, {counts['truncated']:,} truncated. "
-        f"Next: arrowbank encode {out} --model M --out DIR",
+        f"Next: arrowbank encode {out} --model M --out DIR"
     )
 
 
@@ -66,24 +71,28 @@ def encode(
     tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made.")],
     out: o.Out,
     what: o.EncodeOptions,
+    growth: o.GrowthOptions,
     how: o.RunOptions,
     common: o.Common,
     trust_remote_code: o.TrustRemoteCode = False,
     onto: o.OntoFeatures = None,
     texts: o.TextsFolder = None,
-    worker: o.WorkerPart = None,
 ) -> None:
     """Encode a tokens bank with a frozen model into a feature bank. The same command again goes on after a crash.
 
     Example: arrowbank encode router/tokens --model Qwen/Qwen3-4B --load-in-4bit --out router/features
     """
     from arrowbank.features.encode import encode as run
+    from arrowbank.features.encode import estimate
 
     if what.encoder is not None:
         refuse_unread("--encoder", trust_remote_code=trust_remote_code)
-    config = what.config(trust_remote_code=trust_remote_code, onto=onto)
-    progress = progress_for(common.json)
-    manifest = run(config, tokens, out, texts=texts, options=how.options(worker), progress=progress)
+    config = what.config(trust_remote_code=trust_remote_code, onto=onto, growth=growth)
+    options, progress = how.options(), progress_for(common.json)
+    if how.dry_run:
+        show_estimate(estimate(config, tokens, out, texts=texts, options=options, progress=progress), common.json)
+        return
+    manifest = run(config, tokens, out, texts=texts, options=options, progress=progress)
     finish(common.json, manifest, _encoded(out, manifest))
 
 
@@ -93,12 +102,12 @@ def build(
     out: o.Out,
     tokens: o.TokenizeOptions,
     vectors: o.EncodeOptions,
-    how: o.RunOptions,
+    growth: o.GrowthOptions,
+    how: o.TextRunOptions,
     common: o.Common,
     tokenizer: o.Tokenizer = None,
     trust_remote_code: o.TrustRemoteCode = False,
     onto: o.OntoBuild = None,
-    num_proc: o.NumProc = None,
 ) -> None:
     """Scan, tokenize and encode into DIR/texts, DIR/tokens and DIR/features.
 
@@ -107,10 +116,12 @@ def build(
     from arrowbank.features.build import BuildConfig
     from arrowbank.features.build import build as run
 
+    if how.dry_run:
+        refuse_unread("build, whose size is known after tokenize (then run estimate)", dry_run=True)
     names = tokenizer or vectors.model
     if names is None and vectors.encoder:
         raise InputError("--encoder needs --tokenizer as well: there is no --model whose tokenizer could be used.")
-    encoding = vectors.config(trust_remote_code=trust_remote_code)
+    encoding = vectors.config(trust_remote_code=trust_remote_code, growth=growth)
     config = BuildConfig(
         scan=episodes.config(),
         tokenize=tokens.config(str(names), trust_remote_code=trust_remote_code),
@@ -118,7 +129,7 @@ def build(
         onto=onto,
     )
     progress = progress_for(common.json)
-    manifest = run(config, out, options=how.options(), num_proc=num_proc, progress=progress)
+    manifest = run(config, out, options=how.options(), progress=progress)
     finish(common.json, manifest, _encoded(str(Path(out) / "features"), manifest))
 
 
@@ -143,7 +154,7 @@ def demo(
 
 def _encoded(out: str, manifest: dict[str, Any]) -> str:
     if not manifest["complete"]:
-        return f"{out}: {manifest['encoded_rows']:,} rows encoded, not committed."
+        return unfinished(out, manifest)
     return (
         f"{out}: {manifest['rows']:,} vectors of width {manifest['hidden_size']:,}, committed.\n"
         f"Open it:     from arrowbank import open_bank; bank = open_bank({out!r})\n"

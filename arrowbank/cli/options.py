@@ -14,8 +14,8 @@ from arrowbank.inputs.lines import MAX_LINE_BYTES
 from arrowbank.settings import Old, Positive, checked_value, refuse_unread
 
 if TYPE_CHECKING:
+    from arrowbank.engine.stage import RunOptions as Run
     from arrowbank.features.config import EncodeConfig
-    from arrowbank.features.config import RunOptions as Run
     from arrowbank.features.scan import ScanConfig
     from arrowbank.features.tokenize import TokenizeConfig
     from arrowbank.models import ModelConfig
@@ -39,7 +39,6 @@ def _run(*names: str, **settings: Any) -> Any:
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="The bank's folder.")]
 Restart = Annotated[bool, _run("--restart", help="Throw away what the folder holds and begin again.")]
 Tokenizer = Annotated[str | None, _build("--tokenizer", metavar="M", help="A folder or hub name. Default: the model's.")]
-NumProc = Annotated[int | None, _run("--num-proc", help="Processes that tokenize. Default: one a core.")]
 OntoTexts = Annotated[
     str | None, _build("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
 ]
@@ -52,8 +51,9 @@ OntoBuild = Annotated[
 TextsFolder = Annotated[str | None, _run("--texts", metavar="DIR", help="The texts bank, if it was moved.")]
 TrustRemoteCode = Annotated[bool, _build("--trust-remote-code", help="Run code that comes with the model.")]
 DryRun = Annotated[bool, _run("--dry-run", help="Only say how much it will take. Exit code 1 if it does not fit.")]
-Workers = Annotated[int | None, _run("--workers", help="Processes. Default: one a GPU, or one.")]
+Workers = Annotated[int | None, _run("--workers", help="Number of worker processes. Default: automatic, such as one per GPU.")]
 WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This job's part in a job array.")]
+BudgetGb = Annotated[float | None, _run("--budget-gb", help="Refuse to start if the bank takes more (10^9 bytes).")]
 
 
 OnBadLine = Annotated[
@@ -166,12 +166,15 @@ class EncodeOptions:
     max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     shard_rows: Annotated[int, _build("--shard-rows", help="Rows a shard (at most 1 GiB of vectors).")] = 65_536
-    limit: Annotated[int | None, _build("--limit", help="Only the first N rows: a trial, never committed.")] = None
+    limit: Annotated[int | None, _build("--limit", help="Only the first N rows.")] = None
+    trial: Annotated[
+        int | None, _build("--trial", help="Encode N rows to see speed and vectors; the bank is never committed.")
+    ] = None
     no_mirror: Annotated[bool, _build("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.")] = False
     device: Device = None
     gpu_memory_gb: GpuMemory = None
 
-    def config(self, *, trust_remote_code: bool, onto: str | None = None) -> EncodeConfig:
+    def config(self, *, trust_remote_code: bool, onto: str | None = None, growth: GrowthOptions | None = None) -> EncodeConfig:
         from arrowbank.engine.plan import BatchRules
         from arrowbank.features.config import EncodeConfig
         from arrowbank.models import ModelConfig
@@ -185,8 +188,11 @@ class EncodeOptions:
             normalize=not self.no_normalize,
             shard_rows=self.shard_rows,
             limit=self.limit,
+            trial=self.trial,
             mirror=not self.no_mirror,
             onto=onto,
+            drift_sample=growth.drift_sample if growth else None,
+            min_cosine=growth.min_cosine if growth else None,
         )
 
 
@@ -198,16 +204,13 @@ class StoreOptions:
     spans: Annotated[
         str, _build("--spans", metavar="all|supervised", help="supervised: hidden states only where a loss token needs them.")
     ] = "all"
-    budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
-
-    @property
-    def budget_bytes(self) -> int | None:
-        return billions("--budget-gb", self.budget_gb)
 
 
 @dataclass
 class ImportOptions(StoreOptions):
     """What decides an imported target bank, beside its source."""
+
+    budget_gb: BudgetGb = None
 
     target_model: Annotated[
         str | None, _build("--target-model", metavar="NAME", help="The very string that the trainer will be given.")
@@ -254,7 +257,12 @@ class ImportOptions(StoreOptions):
     def config(self) -> ImportConfig:
         from arrowbank.targets.importer import ImportConfig
 
-        return make(ImportConfig, self, target_layer_ids=layer_list(self.layers))
+        return make(
+            ImportConfig,
+            self,
+            target_layer_ids=layer_list(self.layers),
+            budget_bytes=billions("--budget-gb", self.budget_gb),
+        )
 
 
 @dataclass(kw_only=True)
@@ -322,13 +330,46 @@ class CaptureOptions(ModelOptions, StoreOptions):
 
 @dataclass
 class RunOptions:
-    """Which part of a feature bank is made, and by whom."""
+    """How a bank is made and which part of it. Every stage that makes a bank shard by shard takes these."""
 
-    rows: Annotated[str | None, _run("--rows", metavar="A:B", help="Only the shards that hold these rows.")] = None
-    shards: Annotated[str | None, _run("--shards", metavar="LIST", help="Only these shards: 3,7-9.")] = None
     engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
+    ray_address: Annotated[str | None, _run("--ray-address", help="Address of a Ray cluster. Default: a local Ray.")] = None
     workers: Workers = None
-    ray_address: Annotated[str | None, _run("--ray-address", help="A cluster; default a local Ray.")] = None
+    worker: WorkerPart = None
+    shards: Annotated[str | None, _run("--shards", metavar="LIST", help="Only these shards: 3,7-9.")] = None
+    rows: Annotated[str | None, _run("--rows", metavar="A:B", help="Only the shards that hold these rows.")] = None
+    dry_run: DryRun = False
+    budget_gb: BudgetGb = None
+    restart: Restart = False
+
+    def options(self) -> Run:
+        from arrowbank.engine.stage import RunOptions as Run
+
+        return make(
+            Run,
+            self,
+            worker=worker_part(self.worker),
+            rows=row_range(self.rows),
+            shards=shard_list(self.shards),
+            budget_bytes=billions("--budget-gb", self.budget_gb),
+        )
+
+
+@dataclass
+class TextRunOptions(RunOptions):
+    """The same for `tokenize` and `build`."""
+
+    workers: Annotated[
+        int | None,
+        _run("--workers", help="Number of worker processes. Default: automatic; to tokenize, one per core."),
+        Old("--num-proc"),
+    ] = None
+
+
+@dataclass
+class GrowthOptions:
+    """What is checked before a feature bank grows."""
+
     drift_sample: Annotated[
         int | None,
         _run("--drift-sample", show_default="64", help="With --onto: how many old texts are encoded again first; 0: none."),
@@ -337,12 +378,6 @@ class RunOptions:
         float | None,
         _run("--min-cosine", show_default="0.999", help="With --onto: the least cosine of these to their vectors."),
     ] = None
-    restart: Restart = False
-
-    def options(self, worker: str | None = None) -> Run:
-        from arrowbank.features.config import RunOptions as Run
-
-        return make(Run, self, worker=worker_part(worker), rows=row_range(self.rows), shards=shard_list(self.shards))
 
 
 def make(kind: Callable[..., Config], options: object, **others: Any) -> Config:

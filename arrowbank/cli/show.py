@@ -20,7 +20,7 @@ from arrowbank.progress import Phase, Progress
 
 if TYPE_CHECKING:
     from arrowbank.bank.checks import Check
-    from arrowbank.targets.shards import TargetEstimate
+    from arrowbank.engine.stage import Estimate
 
 CHECK_FAILED = 1
 EVENT_SECONDS = 0.5
@@ -185,14 +185,37 @@ def fail_on(problems: Sequence[str]) -> None:
         raise typer.Exit(CHECK_FAILED)
 
 
-def show_estimate(found: TargetEstimate, as_json: bool) -> None:
-    """Print what a target bank will take; exit code 1 where that is too much."""
+def unfinished(out: str, manifest: dict[str, Any]) -> str:
+    """What is said of a bank that is not committed."""
+    return f"{out}: {manifest['rows']:,} rows so far, not committed."
+
+
+def show_estimate(found: Estimate, as_json: bool) -> None:
+    """Print what a bank will take; exit code 1 where that is too much."""
     if as_json:
-        print(json.dumps({"phase": "estimate", **asdict(found), "fits": found.fits}), flush=True)
+        facts = {**asdict(found), **found.counts, "total_bytes": found.total_bytes, "fits": found.fits}
+        print(json.dumps({"phase": "estimate", **facts}), flush=True)
     else:
-        print(f"samples          {found.samples:,} ({found.tokens:,} tokens)")
-        print(f"bytes a token    {found.bytes_a_token:,}")
+        parts = {"shards": found.shard_bytes, **found.beside}
         budget = "" if found.budget_bytes is None else f", the budget is {human_bytes(found.budget_bytes)}"
-        print(f"disk             {human_bytes(found.bytes)} of {human_bytes(found.free_bytes)} free{budget}")
+        lines = {
+            "rows": f"{found.rows:,} ({found.tokens:,} tokens)",
+            "shards": f"{found.shards:,}",
+            **{name.replace("_", " "): f"{count:,}" for name, count in found.counts.items()},
+            "disk": f"{human_bytes(found.total_bytes)} of {human_bytes(found.free_bytes)} free{budget}",
+        }
+        if len(parts) > 1:
+            lines[""] = f"({', '.join(f'{name} {human_bytes(size)}' for name, size in parts.items())})"
+        if found.seconds is not None:
+            speed = f", {found.rows / found.seconds:,.0f} rows/s" if found.seconds else ""
+            lines["time"] = f"{_duration(found.seconds)} with one worker{speed}"
+        width = max(map(len, lines)) + 2
+        print(*(f"{name:{width}}{text}" for name, text in lines.items()), sep="\n")
     if not found.fits:
         raise typer.Exit(CHECK_FAILED)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

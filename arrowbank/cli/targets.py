@@ -9,7 +9,7 @@ import typer
 
 from arrowbank.cli import options as o
 from arrowbank.cli.parameters import Common, Restart
-from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate
+from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate, unfinished
 from arrowbank.cli.spread import spread
 from arrowbank.errors import InputError
 from arrowbank.settings import Count, Help, Natural, Part
@@ -51,11 +51,9 @@ def import_(
 def capture(
     out: o.Out,
     what: o.CaptureOptions,
+    how: o.RunOptions,
     common: o.Common,
     trust_remote_code: o.TrustRemoteCode = False,
-    workers: o.Workers = None,
-    dry_run: o.DryRun = False,
-    restart: o.Restart = False,
 ) -> None:
     """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
 
@@ -64,12 +62,12 @@ def capture(
     from arrowbank.targets.capture import capture as run
     from arrowbank.targets.capture import estimate_capture
 
-    config, progress = what.config(trust_remote_code=trust_remote_code), progress_for(common.json)
-    if dry_run:
-        show_estimate(estimate_capture(config, out, progress=progress), common.json)
+    config, options, progress = what.config(trust_remote_code=trust_remote_code), how.options(), progress_for(common.json)
+    if how.dry_run:
+        show_estimate(estimate_capture(config, out, options=options, progress=progress), common.json)
         return
-    manifest = run(config, out, restart=restart, workers=workers, progress=progress)
-    finish(common.json, manifest, _made(out, manifest["counts"]))
+    manifest = run(config, out, options=options, progress=progress)
+    finish(common.json, manifest, _made(out, manifest["counts"]) if manifest["complete"] else unfinished(out, manifest))
 
 
 @spread

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from arrowbank.cli import options as o
-from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, OnBadLine, Tokenizer, billions, layer_list, make
-from arrowbank.cli.show import CHECK_FAILED, finish, progress_for
+from arrowbank.cli.options import BUILD, RUN, MaxLineBytes, ModelOptions, OnBadLine, Tokenizer, layer_list, make
+from arrowbank.cli.show import finish, progress_for, show_estimate, unfinished
 from arrowbank.cli.spread import spread
 from arrowbank.settings import Old
 
 if TYPE_CHECKING:
-    from arrowbank.mtp.trunk_build import TrunkEstimate
     from arrowbank.mtp.trunk_plan import TrunkConfig, TrunkData
 
 
@@ -63,7 +61,6 @@ class TrunkOptions(ModelOptions):
     ] = 1
     token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
     max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
-    budget_gb: Annotated[float | None, _run("--budget-gb", help="Refuse to start if it would take more (10^9 bytes).")] = None
     on_bad_line: OnBadLine = None
     max_line_bytes: MaxLineBytes = None
 
@@ -78,7 +75,6 @@ class TrunkOptions(ModelOptions):
             data=data_sets(self.source),
             layers=layer_list(self.layers) or (),
             rules=make(BatchRules, self),
-            budget_bytes=billions("--budget-gb", self.budget_gb),
         )
 
 
@@ -106,11 +102,9 @@ def _capped(value: str) -> tuple[str, int | None]:
 def build(
     out: o.Out,
     what: TrunkOptions,
+    how: o.RunOptions,
     common: o.Common,
     trust_remote_code: o.TrustRemoteCode = False,
-    workers: o.Workers = None,
-    dry_run: o.DryRun = False,
-    restart: o.Restart = False,
 ) -> None:
     """Run a model over packed windows; keep its hidden states and most likely next tokens. The same command again goes on.
 
@@ -118,36 +112,20 @@ def build(
     """
     from arrowbank.mtp.trunk_build import build_trunk, estimate_trunk
 
-    config = what.config(trust_remote_code=trust_remote_code)
-    if dry_run:
-        _show_estimate(estimate_trunk(config, out), common.json)
+    config, options, progress = what.config(trust_remote_code=trust_remote_code), how.options(), progress_for(common.json)
+    if how.dry_run:
+        show_estimate(estimate_trunk(config, out, options=options, progress=progress), common.json)
         return
-    manifest = build_trunk(config, out, restart=restart, workers=workers, progress=progress_for(common.json))
+    manifest = build_trunk(config, out, options=options, progress=progress)
     finish(common.json, manifest, _made(out, manifest, taps=bool(config.layers)))
 
 
 def _made(out: str, manifest: dict[str, Any], *, taps: bool) -> str:
+    if not manifest["complete"]:
+        return unfinished(out, manifest)
     counts = manifest["counts"]
     beside = f" Taps of the held-out ones: {out}-taps." if taps else ""
     return (
         f"{out}: {counts['windows']:,} windows of {manifest['window']:,} tokens, {counts['held_out']:,} held out, "
         f"{counts['tokens']:,} tokens.{beside}\nProve it: arrowbank verify {out}"
     )
-
-
-def _show_estimate(found: TrunkEstimate, as_json: bool) -> None:
-    """Print what the banks will take; exit code 1 where that is too much."""
-    from arrowbank.bank.files import human_bytes
-
-    if as_json:
-        print(
-            json.dumps({"phase": "estimate", **asdict(found), "total_bytes": found.total_bytes, "fits": found.fits}), flush=True
-        )
-    else:
-        taps = f", taps {human_bytes(found.taps_bytes)}" if found.taps_bytes else ""
-        budget = "" if found.budget_bytes is None else f", the budget is {human_bytes(found.budget_bytes)}"
-        print(f"windows          {found.windows:,} ({found.tokens:,} tokens), {found.held_out:,} held out")
-        print(f"bytes a token    {found.bytes_a_token:,}")
-        print(f"disk             {human_bytes(found.bytes)}{taps} of {human_bytes(found.free_bytes)} free{budget}")
-    if not found.fits:
-        raise typer.Exit(CHECK_FAILED)

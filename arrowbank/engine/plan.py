@@ -6,8 +6,9 @@ first forward pass, and a resumed build replays it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,9 @@ from arrowbank.errors import InputError
 from arrowbank.settings import Count, Settings
 
 SHARD_ROWS = 65_536
-SHARD_BYTES = 1 << 30
+SHARD_BYTES = 1 << 29  # of a shard that is cut by size
+VECTOR_BYTES = 1 << 30  # of the vectors of a shard that is cut by rows
+MAX_VALUES = 2**31 - 1  # of a column in one record batch
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class BatchRules(Settings):
         """How many rows of `length` tokens a batch takes."""
         return max(1, min(self.max_batch, self.token_budget // length))
 
+    def recipe(self) -> dict[str, Any]:
+        """What a plan digest says of batches."""
+        return {"max_batch": self.max_batch, "token_budget": self.token_budget, "grouping": "exact_token_length"}
+
 
 def shard_ranges(generations: Sequence[int], shard_rows: int = SHARD_ROWS) -> list[Shard]:
     """Contiguous shards of at most `shard_rows` rows that never cross the end of a generation.
@@ -69,9 +76,35 @@ def shard_ranges(generations: Sequence[int], shard_rows: int = SHARD_ROWS) -> li
     return shards
 
 
+def cut_shards(
+    lengths: Sequence[int], row_bytes: Callable[[int], int], widest: int, shard_bytes: int | None = None
+) -> list[Shard]:
+    """Contiguous shards of at most `shard_bytes` (None: 512 MiB) and of as many values per column as a record batch holds; at least
+    one row each.
+
+    `lengths` are the rows' tokens, `widest` is how many values a token has in the largest column, `row_bytes` tells the bytes of a row
+    by its length. InputError for a row that no record batch can hold.
+    """
+    most = shard_bytes or SHARD_BYTES
+    shards: list[Shard] = []
+    start, size, tokens = 0, 0, 0
+    for row, length in enumerate(lengths):
+        if length * widest > MAX_VALUES:
+            raise InputError(
+                f"row {row} has {length} tokens of {widest} values: more than a record batch holds ({MAX_VALUES} values). Leave it out, "
+                f"or shorten it to {MAX_VALUES // widest} tokens."
+            )
+        more = row_bytes(length)
+        if row > start and (size + more > most or (tokens + length) * widest > MAX_VALUES):
+            shards.append(Shard(len(shards), start, row))
+            start, size, tokens = row, 0, 0
+        size, tokens = size + more, tokens + length
+    return [*shards, Shard(len(shards), start, len(lengths))]
+
+
 def rows_a_shard(wanted: int, row_bytes: int) -> int:
     """`wanted` rows a shard, or as many as keep a shard's vectors under 1 GiB."""
-    return max(1, min(wanted, SHARD_BYTES // row_bytes))
+    return max(1, min(wanted, VECTOR_BYTES // row_bytes))
 
 
 def batches(lengths: npt.NDArray[np.int32], rules: BatchRules) -> Iterator[Batch]:

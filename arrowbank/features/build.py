@@ -9,8 +9,9 @@ from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST, Manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
+from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import InputError
-from arrowbank.features.config import EncodeConfig, RunOptions, check_options
+from arrowbank.features.config import EncodeConfig, check_growth
 from arrowbank.features.encode import encode
 from arrowbank.features.encode import inputs_of as encoded
 from arrowbank.features.scan import ScanConfig, scan
@@ -18,7 +19,7 @@ from arrowbank.features.scan import inputs_of as scanned
 from arrowbank.features.tokenize import TokenizeConfig, tokenize
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, Place, Settings, checked
+from arrowbank.settings import Place, Settings, checked, refuse_unread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +39,23 @@ def build(
     out: str | Path,
     *,
     options: RunOptions | None = None,
-    num_proc: Count | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Scan, tokenize and encode into `out`; the features' manifest. Stages that are complete are not done again.
+    """Scan, tokenize and encode into `out`; the features' manifest. Stages that are complete are not done again. The shards and rows
+    of `options` are those of the features.
 
     Raises what the three stages raise.
     """
     options = options or RunOptions()
-    check_options(options, grows=config.onto is not None or config.encode.onto is not None)  # before the first stage
+    refuse_unread(
+        "build, whose first stages are not made in parts (run scan and tokenize once, then encode)", options, ["worker"]
+    )
+    check_growth(config.encode, grows=config.onto is not None or config.encode.onto is not None)  # before the first stage
     texts, tokens, features = (Path(out) / name for name in PARTS)
     require_separate([("--out", texts), ("--out", tokens), ("--out", features)], inputs_of(config))
     config = _grown(config, config.onto) if config.onto is not None else config
     scan(config.scan, texts, restart=options.restart, progress=progress)
-    tokenize(config.tokenize, texts, tokens, num_proc=num_proc, restart=options.restart, progress=progress)
+    tokenize(config.tokenize, texts, tokens, options=replace(options, shards=None, rows=None), progress=progress)
     return encode(config.encode, tokens, features, options=options, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""What decides a feature bank, and what only decides how it is made."""
+"""What decides a feature bank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +50,10 @@ class EncodeConfig(Settings):
     """Everything that decides the vectors, together with the token bank.
 
     Either `model` (transformers) or `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
-    with a `version`) is given. `limit` encodes the first rows only, as a trial that is never committed. `onto` is a committed
-    feature bank of the first rows, whose shards are taken over as they are.
+    with a `version`) is given. `limit` makes a bank of the first rows only. `trial` encodes so many rows to see speed and vectors;
+    such a bank is never committed. `onto` is a committed feature bank of the first rows, whose shards are taken over as they are.
+    Each worker then first encodes `drift_sample` of the old texts again (None: 64, 0: none); a cosine to the stored vector below
+    `min_cosine` (None: 0.999) ends the run.
     """
 
     model: ModelConfig | None = None
@@ -60,16 +62,19 @@ class EncodeConfig(Settings):
     normalize: Annotated[bool, Flag("--no-normalize")] = True
     shard_rows: Count = SHARD_ROWS
     limit: Count | None = None
+    trial: Count | None = None
     mirror: Annotated[bool, Flag("--no-mirror")] = True
     onto: Place | None = None
+    drift_sample: Natural | None = None
+    min_cosine: Cosine | None = None
 
     def check(self) -> None:
         if (self.model is None) == (self.encoder is None):
             raise InputError("Give either a model or an encoder (package.module:factory), not both and not neither.")
-        if self.limit is not None and self.onto is not None:
-            raise InputError(
-                "limit is for trials, which are never committed, and onto for a bank that grows: give one of them."
-            )
+        if self.onto is not None and (self.limit is not None or self.trial is not None):
+            raise InputError("--onto is for a bank that grows by all unseen texts: leave out --limit and --trial.")
+        if self.drift_sample == 0:
+            refuse_unread("--drift-sample 0", self, ["min_cosine"])
 
     @property
     def model_path(self) -> str:
@@ -77,40 +82,10 @@ class EncodeConfig(Settings):
         return self.model.model if self.model else str(self.encoder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(Settings):
-    """What decides how and which part of a bank is made, never what is in it.
-
-    `rows` (start, stop) and `shards` choose a part; `worker` (i, n) is this job's place in a job array, which takes every
-    n-th shard. Where a bank grows, each worker first encodes `drift_sample` of the old texts again (None: 64, 0: none); a cosine
-    to the stored vector below `min_cosine` (None: 0.999) ends the run.
-    """
-
-    engine: Literal["local", "ray"] = "local"
-    workers: Count | None = None
-    worker: tuple[int, int] | None = None
-    ray_address: str | None = None
-    rows: tuple[int, int] | None = None
-    shards: tuple[int, ...] | None = None
-    restart: bool = False
-    drift_sample: Natural | None = None
-    min_cosine: Cosine | None = None
-
-    def check(self) -> None:
-        if self.engine == "local":
-            refuse_unread("--engine local", self, ["ray_address"])
-        if self.drift_sample == 0:
-            refuse_unread("--drift-sample 0", self, ["min_cosine"])
-        if self.worker is not None and not 0 <= self.worker[0] < self.worker[1]:
-            raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
-        if self.worker is not None and self.restart:
-            raise InputError("restart cannot be combined with worker i/n: other workers' shards would go. Restart without it.")
-
-
-def check_options(options: RunOptions, *, grows: bool) -> None:
+def check_growth(config: EncodeConfig, *, grows: bool) -> None:
     """InputError for an option that is only for a bank that grows, where this one does not."""
     if not grows:
-        refuse_unread("a bank that does not grow (no --onto)", options, ["drift_sample", "min_cosine"])
+        refuse_unread("a bank that does not grow (no --onto)", config, ["drift_sample", "min_cosine"])
 
 
 @lru_cache(maxsize=1)

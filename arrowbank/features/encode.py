@@ -1,8 +1,10 @@
-"""One shard of a feature bank: tokens in, a record batch of float16 vectors out."""
+"""The stage `encode`: a token bank and a frozen model in, a feature bank of float16 vectors out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,28 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
-from arrowbank import engine
 from arrowbank.bank import Bank, BankWriter, FeatureBank, open_bank
-from arrowbank.bank.columns import fixed_list_column, one_array
-from arrowbank.bank.files import require_space
+from arrowbank.bank.columns import fixed_list_column, list_values, one_array
 from arrowbank.bank.kinds.tokens import TokensBank
-from arrowbank.bank.manifest import LOG, Manifest, ranges
+from arrowbank.bank.manifest import LOG, Manifest
 from arrowbank.bank.mirror import mirror_fields, write_keys, write_mirror
 from arrowbank.bank.opening import open_texts_behind
-from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
-from arrowbank.engine.plan import Batch, Shard, rows_a_shard, shard_ranges
-from arrowbank.errors import BadVector, InputError
+from arrowbank.engine.plan import Batch, Shard, batch_counts, batches, gather, rows_a_shard, shard_ranges
+from arrowbank.engine.stage import Estimate, RunOptions, Stage
+from arrowbank.errors import BadVector
 from arrowbank.features.config import (
     DRIFT_SAMPLE,
     ENCODING_METHOD,
     MIN_COSINE,
     EncodeConfig,
     Encoder,
-    RunOptions,
-    check_options,
+    check_growth,
     load_custom_encoder,
 )
 from arrowbank.features.grow import DriftCheck, adopt, check_fits, open_old, told_since
@@ -58,12 +57,9 @@ class EncodeJob:
     tokens: TokensBank
     texts: Bank
     info: ModelInfo | None = None
-    processes: int = 1
     drift: DriftCheck | None = None
 
     def __call__(self, number: int) -> ShardEncoder:
-        if self.processes > 1:  # they share the cores; the bits of a vector do not depend on how many there are
-            torch.set_num_threads(max(1, torch.get_num_threads() // self.processes))
         encoder = self.encoder(number)
         if self.drift:
             self.drift(encoder, self.tokens)
@@ -121,13 +117,8 @@ class ShardEncoder:
         )
 
 
-def text_bytes(texts: Bank) -> int:
-    """The bytes that the text columns take on disk."""
-    names: list[dict[str, Any]] = texts.manifest["files"]
-    return sum(int(entry["bytes"]) for entry in names if entry["rows"] is not None)
-
-
 CARRIED = ("sources", "fields", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
+SAMPLED_BATCHES = 8
 
 
 @explains("out")
@@ -143,38 +134,32 @@ def encode(
 ) -> Manifest:
     """Encode the token bank `tokens` into the feature bank `out`; its manifest, `complete` or not.
 
-    `texts` is the texts bank, where it no longer lies where `tokens` says. What is finished from an earlier run of the same
-    plan is kept. The bank is committed when every shard is there, by whichever run makes the last one.
+    `texts` is the texts bank, where it is no longer stored where `tokens` says. Shards that an earlier run of the same plan has
+    finished are kept. The run that makes the last shard commits the bank.
 
     Raises InputError, IncompleteBank or CorruptBank for the banks read, PlanMismatch and BankLocked for `out`, DiskFull,
     BadVector (NaN, Inf, all zero), WorkerDied; for a bank that grows also PlanMismatch where the old one (`config.onto`) was made
     otherwise, and ContractError where this environment no longer gives its vectors.
     """
-    options = options or RunOptions()
-    check_options(options, grows=config.onto is not None)
-    plan = EncodePlan(config, open_bank(tokens, kind=TokensBank), texts)
-    require_separate([("--out", out)], [("TOKENS", plan.tokens), ("--texts", plan.texts_folder), *inputs_of(config)])
-    if plan.old:
-        check_fits(plan.old, plan.recipe, plan.manifest, texts=plan.texts, tokens=plan.tokens)
-    chosen = plan.chosen(options)
-    with BankWriter(
-        out,
-        kind="features",
-        recipe=plan.recipe,
-        manifest=plan.manifest,
-        restart=options.restart,
-        worker=options.worker[0] if options.worker else None,
-        redo=options.shards or (),
-    ) as bank:
-        if bank.committed:
-            progress.message(f"{bank.folder}: already complete, nothing to do")
-            return open_bank(bank.folder).manifest.json
-        if plan.old and (count := adopt(plan.old, bank, chosen)):
-            progress.message(f"{bank.folder}: {count:,} rows are those of {plan.old.folder}")
-        bank.save_progress(encoded_rows=bank.done_rows)
-        require_space(bank.folder, plan.bytes_to_write(bank), f"the bank of {plan.rows:,} × {plan.hidden_size} vectors")
-        _make_shards(plan, chosen, bank, options, progress)
-        return _finish(plan, bank, options, progress)
+    check_growth(config, grows=config.onto is not None)
+    return EncodeStage(config, open_bank(tokens, kind=TokensBank), texts).run(out, options, progress)
+
+
+@explains("tokens", "read")
+@checked
+def estimate(
+    config: EncodeConfig,
+    tokens: str | Path,
+    out: str | Path = ".",
+    *,
+    texts: str | Path | None = None,
+    options: RunOptions | None = None,
+    timed: bool = True,
+    progress: Progress = SILENT,
+) -> Estimate:
+    """What `encode` with the same arguments makes; with `timed`, load the model and time a few of its batches."""
+    check_growth(config, grows=config.onto is not None)
+    return EncodeStage(config, open_bank(tokens, kind=TokensBank), texts).estimate(out, options, timed=timed, progress=progress)
 
 
 def inputs_of(config: EncodeConfig) -> list[Named]:
@@ -182,21 +167,23 @@ def inputs_of(config: EncodeConfig) -> list[Named]:
     return [("--model", local_model(config.model.model) if config.model else None), ("--onto", config.onto)]
 
 
-@dataclass
-class EncodePlan:
-    """Everything that is fixed before the first forward pass: shards, recipe, and what the manifest says of them."""
+class EncodeStage(Stage):
+    """Everything that is fixed before the first forward pass, and what the stage adds to the skeleton."""
 
-    config: EncodeConfig
-    tokens: TokensBank
-    texts_folder: str | Path | None = None
+    kind, phase, remedy = "features", "encode", "Give --no-mirror, --limit, or"
+
+    def __init__(self, config: EncodeConfig, tokens: TokensBank, texts_folder: str | Path | None = None) -> None:
+        self.config, self.token_bank, self.texts_folder = config, tokens, texts_folder
+
+    # the plan
 
     @cached_property
     def texts(self) -> Bank:
         """The texts bank behind the tokens; InputError when it is gone or another one."""
-        return open_texts_behind(self.tokens, self.texts_folder)
+        return open_texts_behind(self.token_bank, self.texts_folder)
 
     @cached_property
-    def info(self) -> ModelInfo | None:
+    def model(self) -> ModelInfo | None:
         """What is known of the transformers model; None for a user's own encoder."""
         if self.config.model is None:
             return None
@@ -207,106 +194,162 @@ class EncodePlan:
     @cached_property
     def old(self) -> FeatureBank | None:
         """The bank that grows, where one does."""
-        return open_old(self.config.onto) if self.config.onto is not None else None
+        if self.config.onto is None:
+            return None
+        old = open_old(self.config.onto)
+        self.adopted = len(old.shard_names)
+        return old
+
+    @property
+    def what(self) -> str:
+        return f"the bank of {self.rows:,} × {self.hidden_size} vectors"
+
+    @property
+    def inputs(self) -> list[Named]:
+        return [("TOKENS", self.token_bank), ("--texts", self.texts_folder), *inputs_of(self.config)]
 
     @property
     def hidden_size(self) -> int:
-        return self.info.hidden_size if self.info else int(load_custom_encoder(self.config.model_path).hidden_size)
+        return self.model.hidden_size if self.model else int(load_custom_encoder(self.config.model_path).hidden_size)
 
     @property
     def rows(self) -> int:
-        """How many rows the bank will have."""
-        return min(len(self.tokens), self.config.limit or len(self.tokens))
+        """How many rows are encoded."""
+        return min(wanted for wanted in (len(self.token_bank), self.config.limit, self.config.trial) if wanted is not None)
 
     @property
     def row_bytes(self) -> int:
         return 2 * self.hidden_size
 
+    @property
+    def generations(self) -> list[int]:
+        """The cumulative row ends of the bank."""
+        return sorted({min(end, self.rows) for end in self.token_bank.manifest.generations or ()})
+
     @cached_property
     def shards(self) -> list[Shard]:
-        ends = sorted({min(end, self.rows) for end in self.tokens.manifest.generations or ()})
-        return shard_ranges(ends, rows_a_shard(self.config.shard_rows, self.row_bytes))
+        return shard_ranges(self.generations, rows_a_shard(self.config.shard_rows, self.row_bytes))
+
+    def shard_bytes(self, shard: Shard) -> int:
+        return shard.rows * self.row_bytes + self._text_bytes * shard.rows // len(self.token_bank)
+
+    @cached_property
+    def _text_bytes(self) -> int:
+        """The bytes that all text columns take on disk."""
+        files: list[dict[str, Any]] = self.texts.manifest["files"]
+        return sum(int(entry["bytes"]) for entry in files if entry["rows"] is not None)
+
+    @property
+    def beside(self) -> dict[str, int]:
+        texts = self._text_bytes * self.rows // len(self.token_bank)
+        keys = {"keys": 16 * self.rows}
+        return keys | ({"mirror": self.rows * self.row_bytes + 2 * texts} if self.config.mirror else {})
+
+    @cached_property
+    def _offsets(self) -> npt.NDArray[np.int64]:
+        """Where the tokens of every row begin in those of all rows, and where the last ones end."""
+        lengths = one_array(self.token_bank.slice(0, self.rows, ["length"])["length"]).to_numpy()
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+    def tokens(self, shard: Shard) -> int:
+        return int(self._offsets[shard.stop] - self._offsets[shard.start])
+
+    @property
+    def counts(self) -> dict[str, int]:
+        passes, ideal = batch_counts(np.diff(self._offsets).astype(np.int32), self.shards, self.config.rules)
+        return {"hidden_size": self.hidden_size, "forward_passes": passes, "forward_passes_with_one_sort": ideal}
+
+    def seconds(self, progress: Progress) -> float:
+        """Seconds for the whole plan, from batches spread evenly over the tokens of its first shard."""
+        first = self.shards[0]
+        values, offsets = list_values(one_array(self.token_bank.slice(0, first.stop, ["input_ids"])["input_ids"]))
+        sample = _spread(list(batches(np.diff(offsets), self.config.rules)))
+        with progress.phase("estimate", SAMPLED_BATCHES, unit="batches") as phase:
+            encoder = self.job().encoder(0)
+            encoder.encode(gather(values, offsets, sample[0]))  # the first pass pays for buffers and kernels
+            start = time.perf_counter()
+            for batch in sample:
+                encoder.encode(gather(values, offsets, batch))
+                phase.advance(1)
+            spent = time.perf_counter() - start
+        return spent / sum(len(batch.rows) * batch.length for batch in sample) * int(self._offsets[-1])
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """Everything that decides the bytes; hashed into the plan digest."""
         return {
             "encoding_method": ENCODING_METHOD,
-            "tokens": self.tokens.content_digest,
+            "tokens": self.token_bank.content_digest,
             "texts": self.texts.content_digest,
-            "model": self.info.recipe() if self.info else self._own_recipe(),
+            "model": self.model.recipe() if self.model else self._own_recipe(),
             "hidden_size": self.hidden_size,
             "normalize": self.config.normalize,
-            "batches": self._batch_rules,
+            "batches": self.config.rules.recipe(),
             "shard_rows": rows_a_shard(self.config.shard_rows, self.row_bytes),
-            "generations": self.tokens.manifest.generations,
+            "generations": self.generations,
             "limit": self.config.limit,
             "mirror": self.config.mirror,
+            **({} if self.config.trial is None else {"trial": self.config.trial}),
             **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
         }
 
     def _own_recipe(self) -> dict[str, str]:
         return {"name": self.config.model_path, "version": str(load_custom_encoder(self.config.model_path).version)}
 
-    @property
-    def _batch_rules(self) -> dict[str, Any]:
-        rules = self.config.rules
-        return {"max_batch": rules.max_batch, "token_budget": rules.token_budget, "grouping": "exact_token_length"}
-
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """The fields that trainers check, known before the work."""
-        source = self.tokens.manifest.json
-        model = self.config.model
-        carried = {name: source[name] for name in (*CARRIED, *_hash_fields(source)) if name in source}
+        source, model = self.token_bank.manifest.json, self.config.model
+        carried = {name: source[name] for name in CARRIED if name in source}
+        if self.rows == len(self.token_bank):  # a part of a source never has the source's digest
+            carried |= {name: value for name, value in source.items() if name.endswith("_sha256")}
+        elif "kinds" in carried:
+            found = pc.value_counts(self.texts.slice(0, self.rows, ["kind"])["kind"]).to_pylist()
+            carried["kinds"] = {**dict.fromkeys(carried["kinds"], 0), **{one["values"]: one["counts"] for one in found}}
         return {
             **carried,
             "format_version": 2,
             "model_path": self.config.model_path,
             "max_key_tokens": source["max_tokens"],
             "hidden_size": self.hidden_size,
-            "text_count": len(self.tokens),
-            "generations": source["generations"],
+            "text_count": self.rows,
+            "generations": self.generations,
             "limit": self.config.limit,
             "dtype": "float16_memmap",
             **(mirror_fields(self.rows) if self.config.mirror else {}),
             "encoded_rows": 0,
             "encoding": {
-                **self._batch_rules,
+                **self.config.rules.recipe(),
                 "backbone": model.backbone if model else "encoder",
                 "normalize": self.config.normalize,
-                **(self.info.recipe() if self.info else {}),
+                **(self.model.recipe() if self.model else {}),
             },
         }
 
-    def chosen(self, options: RunOptions) -> list[Shard]:
-        """The shards that this run is to make, where they are not there yet."""
-        shards = self.shards
-        if options.shards is not None:
-            if unknown := sorted(set(options.shards) - set(range(len(shards)))):
-                raise InputError(f"--shards: there is no shard {unknown[0]}; this plan has shards 0 to {len(shards) - 1}.")
-            shards = [shard for shard in shards if shard.index in options.shards]
-        if options.rows is not None:
-            start, stop = options.rows
-            if not 0 <= start < stop <= self.rows:
-                raise InputError(f"--rows {start}:{stop}: must lie within 0:{self.rows}, start before end.")
-            shards = [shard for shard in shards if shard.start < stop and start < shard.stop]
-        if options.worker is not None:
-            number, count = options.worker
-            shards = [shard for shard in shards if shard.index % count == number]
-        return shards
+    def check(self) -> None:
+        if self.old:
+            check_fits(self.old, self.recipe, self.manifest, texts=self.texts, tokens=self.token_bank)
 
-    def token_count(self, shard: Shard) -> int:
-        """The tokens of a shard: what its time goes by."""
-        return int(pc.sum(self.tokens.slice(shard.start, shard.stop, ["length"])["length"]).as_py())
+    # the work
 
-    def job(self, *, processes: int = 1, drift: DriftCheck | None = None) -> EncodeJob:
-        """What a worker needs, `processes` of which share this machine's cores."""
-        return EncodeJob(self.config, self.tokens, self.texts, self.info, processes, drift)
+    def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        if self.old and (count := adopt(self.old, bank, options.chosen(self.shards))):
+            progress.message(f"{bank.folder}: {count:,} rows are those of {self.old.folder}")
 
-    def drift_check(self, out: Path, options: RunOptions) -> DriftCheck | None:
+    def so_far(self, bank: BankWriter) -> dict[str, Any]:
+        return {"encoded_rows": bank.done_rows}
+
+    def job(self, drift: DriftCheck | None = None) -> EncodeJob:
+        """The factory of workers."""
+        return EncodeJob(self.config, self.token_bank, self.texts, self.model, drift)
+
+    def workers(self, bank: BankWriter) -> EncodeJob:
+        self.token_bank.check_hashes()
+        self.texts.check_hashes()
+        return self.job(self._drift_check(bank.folder))
+
+    def _drift_check(self, out: Path) -> DriftCheck | None:
         """What workers measure first, where the bank grows."""
-        sample = DRIFT_SAMPLE if options.drift_sample is None else options.drift_sample
+        sample = DRIFT_SAMPLE if self.config.drift_sample is None else self.config.drift_sample
         if self.old is None or not sample:
             return None
         return DriftCheck(
@@ -314,79 +357,36 @@ class EncodePlan:
             old=self.old,
             out=str(out.resolve()),
             sample=sample,
-            min_cosine=MIN_COSINE if options.min_cosine is None else options.min_cosine,
+            min_cosine=MIN_COSINE if self.config.min_cosine is None else self.config.min_cosine,
         )
 
-    def bytes_to_write(self, bank: BankWriter) -> int:
-        """About how much `bank` still lacks: shards, mirror, keys."""
-        missing = self.rows - bank.done_rows
-        texts = text_bytes(self.texts)
-        shards = missing * self.row_bytes + texts * missing // len(self.tokens)
-        beside = 16 * self.rows + (self.rows * self.row_bytes + 2 * texts if self.config.mirror else 0)
-        there = sum(receipt.bytes for receipt in bank.receipts.values() if receipt.shard is None)
-        return shards + max(0, beside - there)
+    @contextmanager
+    def around(self, bank: BankWriter, *, last: bool, progress: Progress) -> Iterator[None]:
+        """Say what workers have measured."""
+        logged = (bank.folder / LOG).stat().st_size if self.old else 0
+        yield
+        if self.old and self.config.drift_sample != 0:
+            for told in told_since(bank.folder, logged):
+                progress.message(told)
 
-
-def _hash_fields(manifest: Manifest) -> list[str]:
-    return [name for name in manifest if name.endswith("_sha256")]
-
-
-def _make_shards(plan: EncodePlan, chosen: Sequence[Shard], bank: BankWriter, options: RunOptions, progress: Progress) -> None:
-    done = bank.done_shards
-    todo = [shard for shard in chosen if shard.index not in done]
-    if not todo:
-        return
-    adopted = len(plan.old.shard_names) if plan.old else 0
-    if kept := [shard for shard in chosen if shard.index in done and shard.index >= adopted]:
-        progress.message(f"{bank.folder}: {len(kept)} of {len(chosen)} shards are there, going on with the rest")
-    plan.tokens.check_hashes()
-    plan.texts.check_hashes()
-    for note in plan.info.notes if plan.info else ():
-        progress.message(note)
-    workers = min(options.workers or (plan.info.devices if plan.info else 1), len(todo))
-    drift = plan.drift_check(bank.folder, options)
-    job = plan.job(processes=workers if options.engine == "local" else 1, drift=drift)
-    logged = (bank.folder / LOG).stat().st_size if drift else 0
-    tokens = sum(plan.token_count(shard) for shard in todo)
-    with progress.phase("encode", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
-        engine.run(
-            todo,
-            job,
-            bank,
-            engine=options.engine,
-            workers=workers,
-            ray_address=options.ray_address,
-            gpus=1 if plan.info and plan.info.device.startswith("cuda") else 0,
-            report=phase.advance,
-            progress=progress,
-        )
-    for told in told_since(bank.folder, logged) if drift else ():
-        progress.message(told)
-
-
-def _finish(plan: EncodePlan, bank: BankWriter, options: RunOptions, progress: Progress) -> Manifest:
-    """Commit when every row is there; else say what is missing. The manifest."""
-    if options.worker is not None:
-        bank.refresh()
-    if bank.done_rows < plan.rows or plan.config.limit is not None:
-        bank.save_progress(encoded_rows=bank.done_rows)
-        progress.message(_unfinished(plan, bank.done_shards, bank))
-        return bank.manifest
-    with progress.phase("mirror", plan.rows) as phase:
-        write_keys(bank, rows=plan.rows)
-        if plan.config.mirror:
-            write_mirror(bank, rows=plan.rows, width=plan.hidden_size, report=phase.advance)
-    return bank.commit(rows=plan.rows, manifest={"encoded_rows": plan.rows})
-
-
-def _unfinished(plan: EncodePlan, done: Collection[int], bank: BankWriter) -> str:
-    if plan.config.limit is not None:
+    def never_committed(self, bank: BankWriter) -> str | None:
+        if self.config.trial is None:
+            return None
         return (
-            f"{bank.folder}: a trial of {bank.done_rows:,} of {len(plan.tokens):,} rows, not committed; trainers refuse it. "
-            "For the bank, run without --limit in another folder or with --restart."
+            f"a trial of {bank.done_rows:,} of {len(self.token_bank):,} rows, not committed; trainers refuse it. "
+            "For the bank, run without --trial in another folder or with --restart."
         )
-    missing = [shard.index for shard in plan.shards if shard.index not in done]
-    return (
-        f"{bank.folder}: {bank.done_rows:,} of {plan.rows:,} rows are there; shards {ranges(missing)} of {len(plan.shards)} "
-        "are missing. The bank is committed by the run that makes the last one."
-    )
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        with progress.phase("mirror", self.rows) as phase:
+            write_keys(bank, rows=self.rows)
+            if self.config.mirror:
+                write_mirror(bank, rows=self.rows, width=self.hidden_size, report=phase.advance)
+        return bank.commit(rows=self.rows, manifest={"encoded_rows": self.rows})
+
+
+def _spread(planned: list[Batch]) -> list[Batch]:
+    """Batches at evenly spaced places of the tokens, so that short and long ones have their share."""
+    ends = np.cumsum([len(batch.rows) * batch.length for batch in planned])
+    places = (np.arange(SAMPLED_BATCHES) + 0.5) / SAMPLED_BATCHES * ends[-1]
+    return [planned[index] for index in np.searchsorted(ends, places)]

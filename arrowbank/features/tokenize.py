@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,10 +27,12 @@ from arrowbank import models
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.files import publish_bytes, publish_json
 from arrowbank.bank.manifest import Manifest, readable_json
-from arrowbank.bank.places import require_separate
+from arrowbank.bank.places import Named
 from arrowbank.bank.processes import REMEDY
 from arrowbank.bank.refusals import explains, refusal_behind
 from arrowbank.engine.plan import SHARD_ROWS, Shard, shard_ranges
+from arrowbank.engine.pool import Report
+from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.features.bound_children import bound_children
 from arrowbank.progress import SILENT, Progress
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 METHOD = 1  # raise it when the same recipe would give other ids
 BATCH_ROWS = 1000
 ROWS_WORTH_A_PROCESS = 2000
+SAMPLES, SAMPLED_TEXTS = 20, 50  # an estimate looks at so many places of the texts, and so many texts at each
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 NO_TOKENS = [0]  # stands for a text that gives none
 CARRIED = ("sources", "fields", "kinds", "text_count")
@@ -116,99 +119,123 @@ def tokenize(
     texts: str | Path,
     out: str | Path,
     *,
-    num_proc: Count | None = None,
-    restart: bool = False,
+    options: RunOptions | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Tokenize the texts bank `texts` into the tokens bank `out`, in `num_proc` processes (None: one a core); its manifest.
+    """Tokenize the texts bank `texts` into the tokens bank `out`; its manifest, `complete` or not.
 
-    Goes on where an earlier run of the same recipe stopped. Raises InputError (a tokenizer that is not fast; a text that is too
-    long, under `on_long="error"`), CorruptBank (the texts), PlanMismatch, BankLocked, DiskFull, WorkerDied.
+    On this machine `Dataset.map` does it, in `options.workers` processes (None: one per core). Resumes where an earlier run of the same
+    recipe stopped. Raises InputError (a tokenizer that is not fast; a text that is too long, under `on_long="error"`), CorruptBank (the
+    texts), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
-    source = open_bank(texts)
-    require_separate([("--out", out)], [("TEXTS", source), ("--tokenizer", models.local_model(config.tokenizer))])
-    if "text" not in source.columns:
-        raise InputError(f"{texts}: a bank of kind {source.kind!r} without a text column. Give a texts bank (arrowbank scan).")
-    tokenizer = models.load_tokenizer(config.tokenizer, trust_remote_code=config.trust_remote_code)
-    fields = _manifest_fields(config, tokenizer, source, Path(out))
-    with BankWriter(out, kind="tokens", recipe=_recipe(fields, config, tokenizer), restart=restart, manifest=fields) as bank:
-        if not bank.committed:
-            source.check_hashes()
-            work = _Work(config, source, bank, tokenizer, num_proc or os.cpu_count() or 1)
-            work.run(progress)
-            counts = work.counts()
-            bank.commit(rows=len(source), manifest={"counts": counts})
-    return open_bank(out).manifest.json
+    return TokenizeStage(config, open_bank(texts), out).run(out, options, progress)
 
 
-class _Work:
-    """One run over the shards that are missing."""
+@checked
+def estimate_tokenize(
+    config: TokenizeConfig,
+    texts: str | Path,
+    out: str | Path,
+    *,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
+) -> Estimate:
+    """What `tokenize` with the same arguments makes, from some of the texts. Nothing is written."""
+    return TokenizeStage(config, open_bank(texts), out).estimate(out, options, progress=progress)
 
-    def __init__(
-        self, config: TokenizeConfig, source: Bank, bank: BankWriter, tokenizer: PreTrainedTokenizerFast, processes: int
-    ) -> None:
-        self._config, self._source, self._bank, self._processes = config, source, bank, processes
-        self._shards = shard_ranges(_generations(source), config.rows_a_shard)
-        self._cache = bank.work_dir / "map"
+
+class TokenizeStage(Stage):
+    """The texts, the tokenizer, and the shards of rows."""
+
+    kind, phase, unit, what = "tokens", "tokenize", "texts", "the tokens bank"
+    remedy = "Give a smaller --max-tokens, or"
+    splits_threads = False
+
+    def __init__(self, config: TokenizeConfig, source: Bank, out: str | Path) -> None:
+        self.config, self.source, self.out = config, source, out
+
+    @property
+    def inputs(self) -> list[Named]:
+        return [("TEXTS", self.source), ("--tokenizer", models.local_model(self.config.tokenizer))]
+
+    def check(self) -> None:
+        """InputError for a bank without texts."""
+        if "text" not in self.source.columns:
+            raise InputError(
+                f"{self.source.folder}: a bank of kind {self.source.kind!r} without a text column. Give a texts bank (arrowbank scan)."
+            )
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return models.load_tokenizer(self.config.tokenizer, trust_remote_code=self.config.trust_remote_code)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return _manifest_fields(self.config, self.tokenizer, self.source, Path(self.out))
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        return _recipe(self.manifest, self.config, self.tokenizer)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return shard_ranges(_generations(self.source), self.config.rows_a_shard)
+
+    @cached_property
+    def _tokens_per_text(self) -> float:
+        """From texts of all parts of the bank."""
+        rows = len(self.source)
+        texts: list[str] = []
+        for start in range(0, rows, max(SAMPLED_TEXTS, rows // SAMPLES)):
+            texts += self.source.slice(start, min(start + SAMPLED_TEXTS, rows), ["text"])["text"].to_pylist()
+        return sum(map(len, token_rows(self.tokenizer, self.config, texts))) / len(texts)
+
+    def tokens(self, shard: Shard) -> int:
+        return round(shard.rows * self._tokens_per_text)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        return 4 * self.tokens(shard) + 8 * shard.rows
+
+    def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        self.source.check_hashes()
+        own = "" if options.worker is None else f"-{options.worker[0]}"
+        self._cache = bank.work_dir / f"map{own}"
         shutil.rmtree(self._cache, ignore_errors=True)  # a killed run's: to datasets a file that exists is a good one
         self._cache.mkdir(parents=True)
         self._batches = Batches(
-            _save_backend(tokenizer, config, self._cache / f"tokenizer-{bank.plan_digest[:16]}.json"),
-            config.prompt,
-            config.max_tokens,
-            config.special_tokens,
-            bool(tokenizer.split_special_tokens),
+            _save_backend(self.tokenizer, self.config, self._cache / f"tokenizer-{bank.plan_digest[:16]}.json"),
+            self.config.prompt,
+            self.config.max_tokens,
+            self.config.special_tokens,
+            bool(self.tokenizer.split_special_tokens),
         )
+
+    def is_done(self, bank: BankWriter, shard: Shard) -> bool:
+        return super().is_done(bank, shard) and _counts_of(bank.work_dir, shard.index) is not None
+
+    def workers(self, bank: BankWriter) -> TokenizeJob:
+        return TokenizeJob(self.config, self.source, self._batches, bank.work_dir)
+
+    def make_here(self, todo: Sequence[Shard], bank: BankWriter, options: RunOptions, report: Report) -> bool:
+        """`Dataset.map` over one shard at a time."""
+        tokenizer, processes = self.workers(bank)(0), options.workers or os.cpu_count() or 1
         self._batches.backend()  # read it before the forks
+        with quiet_datasets(), bound_children():
+            for shard in todo:
+                table = self._map(shard, bank, processes).data.table
+                bank.write_shard(shard.index, tokenizer.counted(shard, table))
+                for piece in self._cache.glob("*.arrow"):
+                    piece.unlink()
+                report(shard.rows)
+        return True
 
-    def run(self, progress: Progress) -> None:
-        missing = [shard for shard in self._shards if not self._is_done(shard)]
-        rows = sum(shard.rows for shard in missing)
-        with progress.phase("tokenize", rows) as phase, quiet_datasets(), bound_children():
-            for shard in missing:
-                self._write(shard)
-                phase.advance(shard.rows)
-
-    def counts(self) -> dict[str, int]:
-        """Truncated and empty texts and tokens, over all shards."""
-        every = [self._counts_of(shard) or {} for shard in self._shards]
-        return {name: sum(counts[name] for counts in every) for name in COUNTS}
-
-    def _counts_file(self, shard: Shard) -> Path:
-        return self._bank.work_dir / f"counts-{shard.index:05d}.json"
-
-    def _counts_of(self, shard: Shard) -> dict[str, int] | None:
-        """The counts of a shard; None where a power cut took them: the shard is made again."""
-        found = readable_json(self._counts_file(shard))
-        return found if isinstance(found, dict) and found.keys() == set(COUNTS) else None
-
-    def _is_done(self, shard: Shard) -> bool:
-        return shard.index in self._bank.done_shards and self._counts_of(shard) is not None
-
-    def _write(self, shard: Shard) -> None:
-        table = self._map(shard).data.table.combine_chunks()
-        truncated = table.column("truncated").to_numpy()
-        if self._config.on_long == "error" and truncated.any():
-            raise self._too_long(shard.start + int(truncated.argmax()))
-        counts = {
-            "truncated": int(truncated.sum()),
-            "empty": int(table.column("empty").to_numpy().sum()),
-            "tokens": int(table.column("length").to_numpy().sum(dtype=np.int64)),
-        }
-        publish_json(self._counts_file(shard), counts)  # before the shard: a receipt then always has its counts
-        # to_batches gives one batch for what combine_chunks made one; the schema loses datasets' own metadata
-        (batch,) = table.select(BANK_SCHEMA.names).replace_schema_metadata(None).to_batches()
-        self._bank.write_shard(shard.index, batch)
-        for piece in self._cache.glob("*.arrow"):
-            piece.unlink()
-
-    def _map(self, shard: Shard) -> datasets.Dataset:
+    def _map(self, shard: Shard, bank: BankWriter, most: int) -> datasets.Dataset:
         import multiprocess  # what datasets starts its processes with
         from datasets import Features
 
-        processes = min(self._processes, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
-        name = f"{self._bank.plan_digest[:32]}-{shard.index:05d}-{processes}"
-        rows = self._source.dataset.select_columns(["text"]).select(range(shard.start, shard.stop)).with_format("arrow")
+        processes = min(most, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
+        name = f"{bank.plan_digest[:32]}-{shard.index:05d}-{processes}"
+        rows = self.source.dataset.select_columns(["text"]).select(range(shard.start, shard.stop)).with_format("arrow")
         try:
             return rows.map(
                 self._batches,
@@ -231,19 +258,83 @@ class _Work:
             if isinstance(error, RuntimeError) and "abruptly died" not in str(error):
                 raise
             raise WorkerDied(
-                f"{self._bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of "
-                "memory?). Finished shards are kept: run the same command again, with a smaller --num-proc if memory is short."
+                f"{bank.folder}: a tokenizer process died on rows {shard.start}–{shard.stop - 1} (killed, or out of "
+                "memory?). Finished shards are kept: run the same command again, with a smaller --workers if memory is short."
                 + ("" if multiprocess.get_start_method() == "fork" else f" {REMEDY}")
             ) from error
 
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        every = [_counts_of(bank.work_dir, shard.index) or {} for shard in self.shards]
+        counts = {name: sum(counts[name] for counts in every) for name in COUNTS}
+        return bank.commit(rows=len(self.source), manifest={"counts": counts})
+
+
+@dataclass(frozen=True)
+class TokenizeJob:
+    """How a process becomes a worker. Everything here pickles. `counts` is the folder for the counts of shards."""
+
+    config: TokenizeConfig
+    source: Bank
+    batches: Batches
+    counts: Path
+
+    def __call__(self, number: int) -> ShardTokenizer:
+        return ShardTokenizer(self)
+
+
+class ShardTokenizer:
+    """Makes shards of a tokens bank."""
+
+    def __init__(self, job: TokenizeJob) -> None:
+        self.job = job
+
+    def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
+        """The columns of the shard; its counts are published. Reports texts."""
+        tables = []
+        for start in range(shard.start, shard.stop, BATCH_ROWS):
+            stop = min(start + BATCH_ROWS, shard.stop)
+            tables.append(self.job.batches(self.job.source.slice(start, stop, ["text"])))
+            report(stop - start)
+        return self.counted(shard, pa.concat_tables(tables))
+
+    def counted(self, shard: Shard, table: pa.Table) -> pa.RecordBatch:
+        """The columns of the shard from a table of RESULT_SCHEMA; its counts are published."""
+        table = table.combine_chunks()
+        truncated = table.column("truncated").to_numpy()
+        if self.job.config.on_long == "error" and truncated.any():
+            raise self._too_long(shard.start + int(truncated.argmax()))
+        counts = {
+            "truncated": int(truncated.sum()),
+            "empty": int(table.column("empty").to_numpy().sum()),
+            "tokens": int(table.column("length").to_numpy().sum(dtype=np.int64)),
+        }
+        self.job.counts.mkdir(exist_ok=True)
+        publish_json(
+            _counts_file(self.job.counts, shard.index), counts
+        )  # before the shard: a receipt then always has its counts
+        # to_batches gives one batch for what combine_chunks made one; the schema loses datasets' own metadata
+        (batch,) = table.select(BANK_SCHEMA.names).replace_schema_metadata(None).to_batches()
+        return batch
+
     def _too_long(self, row: int) -> InputError:
-        text = self._source.slice(row, row + 1, ["text"]).column("text")[0].as_py()
-        backend = _read_backend(self._batches.tokenizer_file, self._batches.split_special_tokens, truncation=False)
-        length = len(backend.encode(self._config.prompt + text, add_special_tokens=self._config.special_tokens).ids)
+        config, batches = self.job.config, self.job.batches
+        text = self.job.source.slice(row, row + 1, ["text"]).column("text")[0].as_py()
+        backend = _read_backend(batches.tokenizer_file, batches.split_special_tokens, truncation=False)
+        length = len(backend.encode(config.prompt + text, add_special_tokens=config.special_tokens).ids)
         return InputError(
-            f"{self._source.folder}: row {row} has {length} tokens, more than --max-tokens {self._config.max_tokens}: "
+            f"{self.job.source.folder}: row {row} has {length} tokens, more than --max-tokens {config.max_tokens}: "
             f"{text[:80]!r}. Raise --max-tokens, shorten the text, or give --on-long truncate."
         )
+
+
+def _counts_file(folder: Path, shard: int) -> Path:
+    return folder / f"counts-{shard:05d}.json"
+
+
+def _counts_of(folder: Path, shard: int) -> dict[str, int] | None:
+    """The counts of a shard; None where a power cut took them: the shard is made again."""
+    found = readable_json(_counts_file(folder, shard))
+    return found if isinstance(found, dict) and found.keys() == set(COUNTS) else None
 
 
 @contextmanager

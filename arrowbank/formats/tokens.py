@@ -151,7 +151,7 @@ def export_tokens(
     shards = _shards(opened, stride, dtype)
     if format == "raw" and (most := max(shard.tokens for shard in shards)) > RAW_TOKENS:
         raise InputError(
-            f"{bank}: a shard would hold {most:,} tokens, a loader reads {RAW_TOKENS:,}. Build with more --shards."
+            f"{bank}: a shard would hold {most:,} tokens, a loader reads {RAW_TOKENS:,}. Build with more --raw-shards."
         )
     recipe = {"format": format, "stride": stride, "rows": opened.content_digest, "shards": len(shards)}
     about = About(format=format, format_version=layout.version, made_from=made_from(opened), options={"stride": stride})
@@ -162,7 +162,7 @@ def export_tokens(
         opened.check_hashes()
         require_space(folder.folder, sum(shard.tokens for shard in shards) * np.dtype(dtype).itemsize, "the export")
         if layout.looks_ahead and len(shards) == 1 and facts["split"] == "train":
-            progress.message("one train shard: a loader that opens the next file early wants two. Build with --shards 2.")
+            progress.message("one train shard: a loader that opens the next file early wants two. Build with --raw-shards 2.")
         with progress.phase("export", len(opened), unit="examples") as phase:
             for index, shard in enumerate(shards):
                 for ending, write in layout.files.items():

@@ -9,28 +9,29 @@ arm, example"""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from arrowbank import engine
-from arrowbank.bank import open_bank
+from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column, string_column
-from arrowbank.bank.files import publishing, require_space
+from arrowbank.bank.files import publishing
 from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.places import require_separate
+from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.engine import Report
 from arrowbank.engine.plan import Shard, shard_ranges
+from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_filler, open_fillers, unread_beside
@@ -38,7 +39,7 @@ from arrowbank.in2.placement import KeyCounter, Placement, Planted
 from arrowbank.in2.raw_shards import Counts, FollowedWriter, RawShards, count_rows, fields, shard_entries
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import Count, checked
+from arrowbank.settings import checked
 
 REPORT_EVERY = 64
 Starts = npt.NDArray[np.int64]
@@ -155,54 +156,133 @@ def build_in2(
     fillers: Sequence[str | Path],
     out: str | Path,
     *,
-    workers: Count | None = None,
-    restart: bool = False,
+    options: RunOptions | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Build one arm from `fillers` (see `arrowbank.in2.fillers`) into the bank `out`; its manifest.
+    """Build one arm from `fillers` (see `arrowbank.in2.fillers`) into the bank `out`; its manifest, `complete` or not.
 
-    The same options give the same bytes, on one process or several (`workers`; None: as many as pay). What is finished from an
-    earlier run is kept.
+    The same options give the same bytes, on one process or several (`options.workers` None: as many as are worth starting). What is
+    finished from an earlier run is kept. `options.shards` are those of the bank, not the raw ones.
 
     Raises InputError (options, fillers, no place for something), PlanMismatch, BankLocked, CorruptBank, DiskFull, WorkerDied.
     """
-    check_names(fillers, config.split)
-    require_separate(
-        [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
-    )
-    opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
-    tell_unread(progress, "--filler", files=unread_beside(fillers))
-    shards = arm_shards(config)
-    if (files := len(config.shard_examples)) < config.shards and config.mirror:
-        progress.message(
-            f"--shards {config.shards}: only {files} files are written, which {config.examples:,} examples fill with "
-            f"{config.per_shard:,} each"
-        )
-    said = {
-        "arm": config.arm,
-        "examples": config.examples,
-        "text_count": config.examples,
-        "tokenizer": config.tokenizer,
-        "fillers": filler_paths(entries, out),
-    }
-    with FollowedWriter(out, kind=KIND, recipe=recipe_of(config, entries), restart=restart, manifest=said) as bank:
-        if bank.committed:
-            progress.message(f"{bank.folder}: already complete, nothing to do")
-            return open_bank(bank.folder).manifest.json
-        require_space(bank.folder, _bytes_to_write(config, bank.done_rows), "the arm")
-        todo = [shard for shard in shards if shard.index not in bank.done_shards]
-        if workers is None:
-            workers = max(1, min(len(os.sched_getaffinity(0)), len(todo) // WORTH_A_PROCESS))
-        named = [{**entry, "path": Path(entry["path"]).name} for entry in entries]
-        with RawShards(bank, config, named) if config.mirror else nullcontext() as raw:
-            if todo:
-                job = ArmJob(config, _mapped_files(fillers, opened, bank.work_dir))
-                with progress.phase("build", sum(shard.rows for shard in todo), unit="examples") as phase:
-                    engine.run(todo, job, bank, workers=min(workers, len(todo)), report=phase.advance, progress=progress)
-            if raw:
-                with progress.phase("mirror", config.examples, unit="examples") as phase:
-                    raw.finish(phase.advance)
-        return _commit(config, bank, (raw and raw.counts) or count_rows(bank, config))
+    return In2Stage(config, fillers, out).run(out, options, progress)
+
+
+@checked
+def estimate_in2(
+    config: In2Config,
+    fillers: Sequence[str | Path],
+    out: str | Path,
+    *,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
+) -> Estimate:
+    """What `build_in2` with the same arguments makes. Nothing is written. Raises what `build_in2` raises before it writes."""
+    return In2Stage(config, fillers, out).estimate(out, options, progress=progress)
+
+
+class In2Stage(Stage):
+    """An arm, its fillers open."""
+
+    kind, phase, unit, what = KIND, "build", "examples", "the arm"
+    remedy = "Give fewer --examples, --no-mirror, or"
+    splits_threads = False
+    writer = FollowedWriter
+
+    def __init__(self, config: In2Config, fillers: Sequence[str | Path], out: str | Path) -> None:
+        check_names(fillers, config.split)
+        self.config, self.fillers, self.out = config, fillers, out
+        self._mirrored = not config.mirror
+        self._counts: Counts | None = None
+
+    @property
+    def inputs(self) -> list[Named]:
+        return [*(("--filler", filler) for filler in self.fillers), ("--tokenizer", local_model(self.config.tokenizer))]
+
+    @cached_property
+    def _opened(self) -> tuple[list[Filler], list[dict[str, Any]]]:
+        config = self.config
+        return open_fillers(self.fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
+
+    def check(self) -> None:
+        """InputError for fillers that are no good."""
+        _ = self._opened
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return arm_shards(self.config)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        width = np.dtype(self.config.dtype).itemsize
+        return shard.rows * (self.config.length * (width + 1) + 16 * self.config.triples)
+
+    def tokens(self, shard: Shard) -> int:
+        return shard.rows * self.config.length
+
+    @property
+    def beside(self) -> dict[str, int]:
+        if not self.config.mirror:
+            return {}
+        each = self.config.length * np.dtype(self.config.dtype).itemsize + 110 * self.config.triples
+        return {"mirror": self.config.examples * each}
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return recipe_of(self.config, self._opened[1])
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "arm": self.config.arm,
+            "examples": self.config.examples,
+            "text_count": self.config.examples,
+            "tokenizer": self.config.tokenizer,
+            "fillers": filler_paths(self._opened[1], self.out),
+        }
+
+    def default_workers(self, todo: Sequence[Shard]) -> int:
+        return max(1, min(len(os.sched_getaffinity(0)), len(todo) // WORTH_A_PROCESS))
+
+    def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        config = self.config
+        tell_unread(progress, "--filler", files=unread_beside(self.fillers))
+        if (files := len(config.shard_examples)) < config.raw_shards and config.mirror:
+            progress.message(
+                f"--raw-shards {config.raw_shards}: only {files} files are written, which {config.examples:,} examples fill with "
+                f"{config.per_shard:,} each"
+            )
+
+    def workers(self, bank: BankWriter) -> ArmJob:
+        return ArmJob(self.config, _mapped_files(self.fillers, self._opened[0], bank.work_dir))
+
+    @contextmanager
+    def around(self, bank: BankWriter, *, last: bool, progress: Progress) -> Iterator[None]:
+        """Write the raw shards while the Arrow shards are made."""
+        with self._mirroring(bank, progress) if last else nullcontext():
+            yield
+
+    @contextmanager
+    def _mirroring(self, bank: BankWriter, progress: Progress) -> Iterator[None]:
+        if self._mirrored:
+            yield
+            return
+        named = [{**entry, "path": Path(entry["path"]).name} for entry in self._opened[1]]
+        with RawShards(cast(FollowedWriter, bank), self.config, named) as raw:
+            yield
+            with progress.phase("mirror", self.config.examples, unit="examples") as phase:
+                raw.finish(phase.advance)
+        self._mirrored, self._counts = True, raw.counts
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        with self._mirroring(bank, progress):  # where no run made all shards
+            pass
+        counts = self._counts or count_rows(cast(FollowedWriter, bank), self.config)
+        said = {name: value for name, value in fields(self.config, counts).items() if name != "answer_start_hist"}
+        said |= {"triples": counts.triples, "survivors": counts.survivors}
+        if self.config.mirror:
+            said["raw_shards"] = shard_entries(self.config)
+        return bank.commit(rows=self.config.examples, manifest=said)
 
 
 def arm_shards(config: In2Config) -> list[Shard]:
@@ -236,23 +316,9 @@ def _mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder:
     return tuple(named)
 
 
-def _bytes_to_write(config: In2Config, done: int) -> int:
-    width = np.dtype(config.dtype).itemsize
-    row = config.length * (width + 1) + 16 * config.triples
-    mirror = config.length * width + 110 * config.triples if config.mirror else 0
-    return (config.examples - done) * row + config.examples * mirror
-
-
-def _commit(config: In2Config, bank: FollowedWriter, counts: Counts) -> Manifest:
-    said = {name: value for name, value in fields(config, counts).items() if name != "answer_start_hist"}
-    said |= {"triples": counts.triples, "survivors": counts.survivors}
-    if config.mirror:
-        said["raw_shards"] = shard_entries(config)
-    return bank.commit(rows=config.examples, manifest=said)
-
-
 def config_of(recipe: dict[str, Any]) -> In2Config:
     """The options that an arm's recipe holds. InputError for an arm of another method."""
     if recipe.get("method") != METHOD:
         raise InputError(f"an arm of method {recipe.get('method')}, this version knows {METHOD}. Build it again.")
-    return In2Config(**{name: value for name, value in recipe.items() if name not in ("method", "fillers")})
+    options = {name: value for name, value in recipe.items() if name not in ("method", "fillers", "shards")}
+    return In2Config(**options, raw_shards=recipe["shards"])

@@ -46,7 +46,7 @@ FillerTokenizer = Annotated[Place, Help("For a filler of texts.", "M"), PLANTED]
 class In2Config(Settings):
     """One arm. Counts and lengths are in tokens.
 
-    `decoys` None: a quarter of the triples. `shards` raw files hold ceil(examples / shards) examples each; fewer files are
+    `decoys` None: a quarter of the triples. `raw_shards` raw files hold ceil(examples / raw_shards) examples each; fewer files are
     written where that many examples fill fewer. `global_batch`: the number of
     examples must be a multiple of it (a loader's batch × ranks). `unique_keys`: a key that its example holds twice, or that
     its filler holds, is an error. `tokenizer` is for fillers that are texts. `shard_tokens` is what an Arrow shard may hold: what a worker
@@ -65,7 +65,7 @@ class In2Config(Settings):
     vocab: Count = 50304
     seed: Natural = 0
     split: Literal["train", "val"] = "train"
-    shards: Count = 1
+    raw_shards: Count = 1
     global_batch: Count | None = None
     unique_keys: bool = False
     dtype: Literal["uint16", "uint32"] = "uint16"
@@ -108,8 +108,8 @@ class In2Config(Settings):
         if self.per_shard * self.length > SHARD_TOKENS:
             most = SHARD_TOKENS // self.length
             raise InputError(
-                f"--shards {self.shards} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
-                f"{SHARD_TOKENS:,}. Give at least --shards {-(-self.examples // most)}."
+                f"--raw-shards {self.raw_shards} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
+                f"{SHARD_TOKENS:,}. Give at least --raw-shards {-(-self.examples // most)}."
             )
 
     @property
@@ -141,7 +141,7 @@ class In2Config(Settings):
     @property
     def per_shard(self) -> int:
         """Examples in a raw shard; the last may have fewer."""
-        return -(-self.examples // self.shards)
+        return -(-self.examples // self.raw_shards)
 
     @property
     def shard_examples(self) -> list[range]:
@@ -152,9 +152,11 @@ class In2Config(Settings):
     def recipe(self) -> dict[str, Any]:
         """The options that decide the files; what a tokenizer decides is in its fillers' digests."""
         options = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("global_batch", "tokenizer")
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("global_batch", "raw_shards", "tokenizer")
         }
-        return {**options, "decoys": self.decoy_count}
+        return {**options, "decoys": self.decoy_count, "shards": self.raw_shards}
 
 
 def check_vocab(alphabet: int, vocab: int, dtype: str) -> None:

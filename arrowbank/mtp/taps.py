@@ -3,9 +3,9 @@ with the trunk's own next token a row. It is made from the committed trunk bank,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +13,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from arrowbank import engine
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column
-from arrowbank.bank.files import require_space
 from arrowbank.bank.kinds.trunk import TAPS_KIND, TrunkBank, lists_of, row_offsets
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.opening import open_bank
-from arrowbank.bank.places import beside
-from arrowbank.engine.plan import BatchRules, Shard, batches
+from arrowbank.bank.places import Named, beside
+from arrowbank.engine.plan import SHARD_BYTES, BatchRules, Shard, batches, cut_shards
+from arrowbank.engine.stage import RunOptions, Stage
 from arrowbank.errors import BadVector, PlanMismatch
-from arrowbank.mtp.trunk_plan import FILES_OVERHEAD, METHOD, SHARD_OVERHEAD, TrunkPlan, batch_recipe, cut_shards, model_recipe
-from arrowbank.mtp.trunk_shard import share_cores
+from arrowbank.mtp.trunk_plan import FILES_OVERHEAD, METHOD, SHARD_OVERHEAD, model_recipe
 from arrowbank.progress import Progress
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelConfig, ModelInfo
     from arrowbank.models.passes import Passes
+    from arrowbank.mtp.trunk_build import TrunkStage
 
 
 Report = Callable[[int], None]
@@ -50,67 +49,84 @@ def _row_bytes(length: int, layers: int, hidden_size: int, window: int) -> int:
     return 4 * window + length * (4 + 2 * layers * hidden_size) + 40
 
 
-def build_taps(plan: TrunkPlan, out: Path, *, restart: bool, workers: int, progress: Progress) -> Manifest:
-    """The taps of the committed trunk bank `out`; the manifest of their bank. Goes on where an earlier run stopped."""
-    trunk, config, info = open_bank(out, kind=TrunkBank), plan.config, plan.info
-    rows, layers = trunk.held_out_rows, config.layers
-    lengths = trunk.lengths[rows].tolist()
-
-    def row_bytes(length: int) -> int:
-        return _row_bytes(length, len(layers), info.hidden_size, config.window)
-
-    recipe = {
-        "method": METHOD,
-        "trunk": trunk.content_digest,
-        "model": model_recipe(info),
-        "layers": list(layers),
-        "batches": batch_recipe(config.rules),
-        "shard_bytes": plan.shard_bytes,
-    }
-    fields = {
-        "text_count": len(rows),
-        "layers": list(layers),
-        "layer_id_convention": "block_output",
-        "hidden_size": info.hidden_size,
-        "window": config.window,
-        "model_path": info.model,
-        "model_fingerprint": info.fingerprint,
-        "trunk": {"name": out.name, "plan_digest": trunk.plan_digest},
-        "counts": {"windows": len(rows), "tokens": sum(lengths)},
-    }
-    with _alone(out), BankWriter(taps_folder(out), kind=TAPS_KIND, recipe=recipe, restart=restart, manifest=fields) as bank:
-        if bank.committed:
-            return bank.manifest
-        shards = cut_shards(lengths, row_bytes, plan.shard_bytes, info.hidden_size)
-        todo = [shard for shard in shards if shard.index not in bank.done_shards]
-        require_space(
-            bank.folder, sum(row_bytes(length) for shard in todo for length in lengths[shard.start : shard.stop]), "taps"
-        )
-        processes = max(1, min(workers, len(todo)))
-        job = TapsJob(
-            model=config.model,
-            info=replace(info, backbone="inner"),
-            layers=layers,
-            rules=config.rules,
-            trunk=trunk,
-            processes=processes,
-        )
-        tokens = sum(sum(lengths[shard.start : shard.stop]) for shard in todo)
-        with progress.phase("taps", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
-            engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
-        return bank.commit(rows=len(rows))
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """A PlanMismatch of the taps says how the trunk bank is kept: --restart would make that anew too."""
+def build_taps(trunk_stage: TrunkStage, out: Path, options: RunOptions, progress: Progress) -> Manifest:
+    """The taps of the committed trunk bank `out`; the manifest of their bank, complete or not."""
     try:
-        yield
-    except PlanMismatch as error:
+        return TapsStage(trunk_stage, open_bank(out, kind=TrunkBank)).run(taps_folder(out), options, progress)
+    except PlanMismatch as error:  # --restart would make the trunk bank anew, too
         raise PlanMismatch(
             f"{error}\nThe trunk bank {out} is complete and fits: remove {taps_folder(out)} to have these taps beside it.",
             error.fields,
         ) from None
+
+
+class TapsStage(Stage):
+    """The bank of taps beside a committed trunk bank."""
+
+    kind, phase, what = TAPS_KIND, "taps", "the bank of taps"
+    remedy = "Give fewer --layers, or"
+
+    def __init__(self, stage: TrunkStage, trunk: TrunkBank) -> None:
+        self.config, self.trunk_stage, self.trunk = stage.config, stage, trunk
+        self.lengths: list[int] = trunk.lengths[trunk.held_out_rows].tolist()
+
+    @property
+    def model(self) -> ModelInfo:
+        return self.trunk_stage.model
+
+    @property
+    def inputs(self) -> list[Named]:
+        return [("the trunk bank", self.trunk)]
+
+    def _row_bytes(self, length: int) -> int:
+        return _row_bytes(length, len(self.config.layers), self.model.hidden_size, self.config.window)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return cut_shards(self.lengths, self._row_bytes, self.model.hidden_size, self.config.max_shard_bytes)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        return sum(map(self._row_bytes, self.lengths[shard.start : shard.stop]))
+
+    def tokens(self, shard: Shard) -> int:
+        return sum(self.lengths[shard.start : shard.stop])
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        return {
+            "method": METHOD,
+            "trunk": self.trunk.content_digest,
+            "model": model_recipe(self.model),
+            "layers": list(self.config.layers),
+            "batches": self.config.rules.recipe(),
+            "shard_bytes": self.config.max_shard_bytes or SHARD_BYTES,
+        }
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "text_count": len(self.lengths),
+            "layers": list(self.config.layers),
+            "layer_id_convention": "block_output",
+            "hidden_size": self.model.hidden_size,
+            "window": self.config.window,
+            "model_path": self.model.model,
+            "model_fingerprint": self.model.fingerprint,
+            "trunk": {"name": self.trunk.folder.name, "plan_digest": self.trunk.plan_digest},
+            "counts": {"windows": len(self.lengths), "tokens": sum(self.lengths)},
+        }
+
+    def workers(self, bank: BankWriter) -> TapsJob:
+        return TapsJob(
+            model=self.config.model,
+            info=replace(self.model, backbone="inner"),
+            layers=self.config.layers,
+            rules=self.config.rules,
+            trunk=self.trunk,
+        )
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        return bank.commit(rows=len(self.lengths))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +138,10 @@ class TapsJob:
     layers: tuple[int, ...]
     rules: BatchRules
     trunk: TrunkBank
-    processes: int = 1
 
     def __call__(self, number: int) -> ShardTapper:
         from arrowbank.mtp.trunk_passes import load_layers
 
-        share_cores(self.processes)
         return ShardTapper(self, self.trunk, load_layers(self.model, self.layers, worker=number, info=self.info))
 
 

@@ -6,161 +6,306 @@ a set is run at its exact length: no padding enters the model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arrowbank import engine
 from arrowbank.bank import BankWriter
-from arrowbank.bank.files import free_bytes, human_bytes, publishing, require_space
-from arrowbank.bank.kinds.trunk import KIND
-from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.places import Named, require_separate
+from arrowbank.bank.files import publishing
+from arrowbank.bank.kinds.trunk import KIND, window_bytes
+from arrowbank.bank.manifest import STATE, Manifest
+from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
-from arrowbank.engine.plan import Shard
-from arrowbank.errors import DiskFull
+from arrowbank.engine.plan import MAX_VALUES, SHARD_BYTES, Shard, cut_shards
+from arrowbank.engine.stage import Estimate, RunOptions, Stage
+from arrowbank.errors import InputError
 from arrowbank.inputs.sources import source_places
-from arrowbank.models import local_model
+from arrowbank.models import describe, load_tokenizer, local_model, tokenizer_fingerprint
+from arrowbank.mtp.packing import HELD_OUT_EVERY, PackedSet, Windows, least_tokens, pack, shuffled
 from arrowbank.mtp.taps import build_taps, taps_bytes, taps_folder
-from arrowbank.mtp.trunk_plan import FILES_OVERHEAD, SHARD_OVERHEAD, TrunkConfig, TrunkPlan
+from arrowbank.mtp.trunk_plan import (
+    FILES_OVERHEAD,
+    METHOD,
+    SHARD_OVERHEAD,
+    TEXT_FIELD,
+    TOKENS,
+    TrunkConfig,
+    TrunkData,
+    model_recipe,
+)
+from arrowbank.mtp.trunk_records import NumberedRecords, TokenRecords, number_records
 from arrowbank.mtp.trunk_shard import TrunkJob, WindowRows
-from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, checked
+from arrowbank.progress import SILENT, Progress, tell_unread
+from arrowbank.settings import checked, refuse_unread
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from arrowbank.models import ModelInfo
 
 
 @explains("out")
 @checked
 def build_trunk(
-    config: TrunkConfig,
-    out: str | Path,
-    *,
-    restart: bool = False,
-    workers: Count | None = None,
-    progress: Progress = SILENT,
+    config: TrunkConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
 ) -> Manifest:
     """Compute the trunk bank `out` of `config.model` for `config.data`, and the bank of its taps, if any; the former's manifest.
 
-    Goes on where an earlier run stopped; a bank of the same weights, window, k and token ids is read back. `workers` processes
-    (default: one a GPU, or one) write the same bytes as one.
+    Resumes where an earlier run stopped; a bank of the same weights, window, k and token ids is read back. `options.shards` and
+    `options.rows` are those of the trunk bank; the taps follow in the run that completes it.
 
     Raises InputError (model, data, too few windows), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull, WorkerDied.
     """
-    outputs: list[Named] = [("--out", out), *([("--out", taps_folder(out))] if config.layers else [])]
-    models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
-    require_separate(
-        outputs, [*(place for one in config.data for place in source_places(f"--source {one.name}=", one.path)), *models]
-    )
-    plan = TrunkPlan(config)
-    require_budget(estimate_trunk(config, out, plan=plan))
-    plan.tell_unread(progress)
-    processes = plan.info.devices if workers is None else workers
-    with BankWriter(out, kind=KIND, recipe=plan.recipe, restart=restart, manifest=plan.manifest) as bank:
-        if bank.committed:
-            progress.message(f"{bank.folder}: already complete, nothing to do")
-        else:
-            _make_shards(plan, bank, processes, progress)
-            bank.commit(rows=len(plan.windows))
-        manifest = bank.manifest
-    if config.layers:
-        build_taps(plan, Path(out), restart=restart, workers=processes, progress=progress)
+    options = options or RunOptions()
+    stage, was_complete = TrunkStage(config), (Path(out) / STATE).exists() and not options.restart
+    manifest = stage.run(out, options, progress)
+    if not config.layers:
+        return manifest
+    if manifest["complete"] and (options.worker is None or was_complete or stage.committed_here):
+        # those who find the trunk bank complete share its taps; the one that has completed it makes all of them
+        part = options.worker if was_complete else None
+        options = replace(options, worker=part, shards=None, rows=None, budget_bytes=None)
+        build_taps(stage, Path(out), options, progress)
+    else:
+        progress.message(f"{taps_folder(out)}: follows in the run that completes the trunk bank")
     return manifest
 
 
-def _make_shards(plan: TrunkPlan, bank: BankWriter, workers: int, progress: Progress) -> None:
-    todo = [shard for shard in plan.shards if shard.index not in bank.done_shards]
-    if len(todo) < len(plan.shards):
-        done = len(plan.shards) - len(todo)
-        progress.message(f"{bank.folder}: {done} of {len(plan.shards)} shards are there, going on with the rest")
-    if not todo:
-        return
-    for note in plan.info.notes:
-        progress.message(note)
-    lengths = plan.windows.lengths
-    sizes = [_shard_bytes(plan, shard) for shard in todo]
-    require_space(bank.folder, sum(sizes), "the trunk bank")
-    processes = min(workers, len(todo))
-    job = worker_job(plan, bank.work_dir, processes)
-    tokens = sum(int(lengths[shard.start : shard.stop].sum()) for shard in todo)
-    with progress.phase("trunk", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
-        engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
-
-
-def _shard_bytes(plan: TrunkPlan, shard: Shard) -> int:
-    return sum(plan.row_bytes(int(length)) for length in plan.windows.lengths[shard.start : shard.stop]) + SHARD_OVERHEAD
-
-
-def worker_job(plan: TrunkPlan, folder: Path, processes: int = 1) -> TrunkJob:
-    """What each of so many workers needs; the windows' ids go into a file in `folder` that they map."""
-    folder.mkdir(exist_ok=True)
-    path, windows = folder / "windows.npy", plan.windows
-    with publishing(path, hash=None) as file:
-        np.save(file, windows.padded(plan.pad_id))
-    return TrunkJob(
-        model=plan.config.trunk_model,
-        info=plan.info,
-        topk=plan.config.topk,
-        hidden_norm=plan.config.last_hidden_norm,
-        hidden_dtype=plan.hidden_dtype,
-        rules=plan.config.rules,
-        rows=WindowRows(
-            ids=path, lengths=windows.lengths, sets=windows.names, numbers=windows.numbers, held_out=windows.held_out
-        ),
-        processes=processes,
-    )
-
-
-# sizes
-
-
-@dataclass(frozen=True)
-class TrunkEstimate:
-    """What a trunk bank and its taps will take, in bytes. `free_bytes` is what the disk has."""
-
-    windows: int
-    held_out: int
-    tokens: int
-    bytes_a_token: int
-    bytes: int
-    taps_bytes: int
-    free_bytes: int
-    budget_bytes: int | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        return self.bytes + self.taps_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Whether the disk has room for both, and the budget."""
-        return self.total_bytes <= self.free_bytes and (self.budget_bytes is None or self.total_bytes <= self.budget_bytes)
-
-
 @checked
-def estimate_trunk(config: TrunkConfig, out: str | Path, *, plan: TrunkPlan | None = None) -> TrunkEstimate:
-    """What `build_trunk` with the same arguments will take: the windows are packed, nothing is written, no weight is loaded.
+def estimate_trunk(
+    config: TrunkConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
+) -> Estimate:
+    """What `build_trunk` with the same arguments makes: the windows are packed, nothing is written, no weight is loaded.
 
     Raises what `build_trunk` raises for a model or data that cannot be used.
     """
-    plan = plan or TrunkPlan(config)
-    windows, width = plan.windows, plan.info.hidden_size
-    tapped = windows.lengths[windows.held_out].tolist() if config.layers else []
-    return TrunkEstimate(
-        windows=len(windows),
-        held_out=int(windows.held_out.sum()),
-        tokens=int(windows.lengths.sum()),
-        bytes_a_token=plan.row_bytes(config.window) // config.window,
-        bytes=sum(_shard_bytes(plan, shard) for shard in plan.shards) + FILES_OVERHEAD,
-        taps_bytes=taps_bytes(tapped, len(config.layers), width, config.window),
-        free_bytes=free_bytes(Path(out)),
-        budget_bytes=config.budget_bytes,
-    )
+    return TrunkStage(config).estimate(out, options, progress=progress)
 
 
-def require_budget(found: TrunkEstimate) -> None:
-    """DiskFull when the banks would be past a budget that the user has set."""
-    if found.budget_bytes is not None and found.total_bytes > found.budget_bytes:
-        raise DiskFull(
-            f"the trunk bank and its taps take {human_bytes(found.total_bytes)}, the budget is {human_bytes(found.budget_bytes)}. "
-            "Give fewer --tokens, a smaller --topk, fewer --layers, or a larger --budget-gb."
+class TrunkStage(Stage):
+    """Everything that is fixed before the first forward pass. Raises InputError for a model or data that cannot be used."""
+
+    kind, phase, what = KIND, "trunk", "the trunk bank and its taps"
+    remedy = "Give fewer --tokens, a smaller --topk, fewer --layers, or"
+    committed_here = False
+
+    def __init__(self, config: TrunkConfig) -> None:
+        self.config = config
+
+    @property
+    def inputs(self) -> list[Named]:
+        config = self.config
+        models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
+        data = (place for one in config.data for place in source_places(f"--source {one.name}=", one.path))
+        return [*data, *models]
+
+    def outputs(self, out: str | Path) -> list[Named]:
+        return [("--out", out), *([("--out", taps_folder(out))] if self.config.layers else [])]
+
+    @cached_property
+    def model(self) -> ModelInfo:
+        """The model, as it is run: with its head. InputError where it has none, a window is too long for it, or it has fewer
+        tokens or layers than are asked for."""
+        from arrowbank.mtp.trunk_passes import require_causal
+
+        info, config = replace(describe(self.config.model), backbone="outer"), self.config
+        require_causal(config.model, info)
+        if info.max_positions is not None and config.window > info.max_positions:
+            raise InputError(
+                f"--window {config.window}: model {info.model!r} has {info.max_positions} positions. Give that or less."
+            )
+        if config.topk > info.vocab_size:
+            raise InputError(
+                f"--topk {config.topk}: model {info.model!r} has a vocabulary of {info.vocab_size}. Give that or less."
+            )
+        if config.layers and config.layers[-1] >= info.num_layers:
+            raise InputError(
+                f"--layers {','.join(map(str, config.layers))}: there is no block {config.layers[-1]}, {info.model!r} has "
+                f"{info.num_layers}; expected ids from 0 to {info.num_layers - 1}, or −1 for the embeddings."
+            )
+        if config.window * max(info.hidden_size, config.topk) > MAX_VALUES:
+            raise InputError(f"--window {config.window}: more than a record batch holds at {info.hidden_size} values a token.")
+        return info
+
+    @cached_property
+    def pad_id(self) -> int:
+        """What fills a short window."""
+        from arrowbank.mtp.trunk_passes import end_of_text
+
+        return end_of_text(self.config.trunk_model, self.model)
+
+    @cached_property
+    def hidden_dtype(self) -> str:
+        from arrowbank.mtp.trunk_passes import stored_dtype
+
+        return stored_dtype(self.model)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast | None:
+        """What makes ids of texts; None where the model has no tokenizer and none is given (the data must be ids then)."""
+        name, code = self.config.tokenizer, self.config.model.trust_remote_code
+        if name is None and not any(
+            (self.model.folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")
+        ):
+            return None
+        return load_tokenizer(name or self.config.model.model, trust_remote_code=code)
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The packed windows. InputError for data that cannot be read, or give too few windows."""
+        windows = Windows([self._pack(one) for one in self.config.data], self.config.window, self.config.hold_all)
+        if all(source.are_rows for source in self._sources.values()):
+            refuse_unread("banks and tables, which have no lines", self.config, ["on_bad_line", "max_line_bytes"])
+        if not any(source.text_field for source in self._sources.values()):
+            refuse_unread("data without named fields (banks, .txt)", self.config, ["text_field"])
+        if "tokenizer" not in self.__dict__:
+            refuse_unread("data of token ids", self.config, ["tokenizer"])
+        if len(windows) < HELD_OUT_EVERY and not self.config.hold_all:
+            each = ", ".join(f"{one.name} {len(one.lengths)}" for one in windows.sets)
+            raise InputError(
+                f"too few windows: {len(windows)} ({each}) of {self.config.window} tokens; expected at least {HELD_OUT_EVERY}, "
+                "since every tenth is held out to measure on. Give more --source or --tokens, a smaller --window, or --hold-all "
+                "for a bank of evaluation only."
+            )
+        return windows
+
+    @cached_property
+    def _sources(self) -> dict[TrunkData, NumberedRecords]:
+        config = self.config
+        policy = {"max_line_bytes": config.max_line_bytes, "skip_bad_lines": config.on_bad_line == "skip"}
+        return {data: number_records(data.path, config.text_field or TEXT_FIELD, **policy) for data in config.data}
+
+    def tell_unread(self, progress: Progress) -> None:
+        """Name what the data hold and nobody has read."""
+        for data in self.config.data:
+            tell_unread(progress, f"{data.name} ({data.path})", fields=self._sources[data].unread)
+
+    def _pack(self, data: TrunkData) -> PackedSet:
+        source = self._sources[data]
+        records = TokenRecords(source, f"{data.name} ({data.path})", self.model.vocab_size, lambda: self.tokenizer)
+        packed = pack(
+            data.name,
+            records.in_order(shuffled(len(source))),
+            tokens=data.tokens or self.config.tokens or TOKENS,
+            window=self.config.window,
+            chain=self.config.chain,
         )
+        if not packed.lengths:
+            raise InputError(
+                f"{records.place}: too few windows: its {len(source):,} records give none of {self.config.window} tokens, nor a "
+                f"short one of at least {least_tokens(self.config.chain)} (16 and the chain). Give more data or a smaller --window."
+            )
+        return packed
+
+    def row_bytes(self, length: int) -> int:
+        """Bytes of a window of `length` real tokens."""
+        return window_bytes(self.config.window, length, self.config.topk, self.model.hidden_size)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        widest = max(self.model.hidden_size, self.config.topk)
+        return cut_shards(self.windows.lengths.tolist(), self.row_bytes, widest, self.config.max_shard_bytes)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        return sum(map(self.row_bytes, self.windows.lengths[shard.start : shard.stop].tolist())) + SHARD_OVERHEAD
+
+    def tokens(self, shard: Shard) -> int:
+        return int(self.windows.lengths[shard.start : shard.stop].sum())
+
+    @property
+    def beside(self) -> dict[str, int]:
+        tapped = self.windows.lengths[self.windows.held_out].tolist() if self.config.layers else []
+        taps = taps_bytes(tapped, len(self.config.layers), self.model.hidden_size, self.config.window)
+        return {"files": FILES_OVERHEAD, **({"taps": taps} if taps else {})}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        each = self.row_bytes(self.config.window) // self.config.window
+        return {"held_out": int(self.windows.held_out.sum()), "bytes_per_token": each}
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """The weights, T, k, every token id."""
+        config = self.config
+        sets, start = {}, 0
+        for one in self.windows.sets:
+            sha256 = hashlib.sha256(one.ids.astype("<i4").tobytes()).hexdigest()
+            sets[one.name] = {"first": start, "windows": len(one.lengths), "tokens": len(one.ids), "ids_sha256": sha256}
+            start += len(one.lengths)
+        return {
+            "method": METHOD,
+            "model": model_recipe(self.model),
+            "window": config.window,
+            "topk": config.topk,
+            "hidden_norm": config.last_hidden_norm,
+            "hidden_dtype": self.hidden_dtype,
+            "hold_all": config.hold_all,
+            "pad_id": self.pad_id,
+            "sets": sets,
+            "batches": config.rules.recipe(),
+            "shard_bytes": config.max_shard_bytes or SHARD_BYTES,
+        }
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The fields that are known before the work: all but the files."""
+        config, info, windows = self.config, self.model, self.windows
+        texts = self.__dict__.get("tokenizer")  # only where it was used
+        return {
+            "text_count": len(windows),
+            "model_path": info.model,
+            "model_fingerprint": info.fingerprint,
+            "tokenizer_fingerprint": None if texts is None else tokenizer_fingerprint(texts),
+            "architecture": info.architecture,
+            "dtype": info.dtype,
+            "quantisation": info.quantisation,
+            "vocab_size": info.vocab_size,
+            "hidden_size": info.hidden_size,
+            "num_hidden_layers": info.num_layers,
+            "hidden_norm": config.last_hidden_norm,
+            "hidden_dtype": self.hidden_dtype,
+            "window": config.window,
+            "topk": config.topk,
+            "chain": config.chain,
+            "hold_all": config.hold_all,
+            "pad_id": self.pad_id,
+            "sets": self.recipe["sets"],
+            "counts": {
+                "windows": len(windows),
+                "held_out": int(windows.held_out.sum()),
+                "tokens": int(windows.lengths.sum()),
+                "bad_lines": sum(source.bad_lines for source in self._sources.values()),
+            },
+        }
+
+    def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        self.tell_unread(progress)
+
+    def workers(self, bank: BankWriter) -> TrunkJob:
+        return self.job(bank.work_dir)
+
+    def job(self, folder: Path) -> TrunkJob:
+        """The factory of workers; the windows' ids go into a file in `folder` that they map."""
+        folder.mkdir(exist_ok=True)
+        path, windows = folder / "windows.npy", self.windows
+        with publishing(path, hash=None) as file:
+            np.save(file, windows.padded(self.pad_id))
+        return TrunkJob(
+            model=self.config.trunk_model,
+            info=self.model,
+            topk=self.config.topk,
+            hidden_norm=self.config.last_hidden_norm,
+            hidden_dtype=self.hidden_dtype,
+            rules=self.config.rules,
+            rows=WindowRows(
+                ids=path, lengths=windows.lengths, sets=windows.names, numbers=windows.numbers, held_out=windows.held_out
+            ),
+        )
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        self.committed_here = True
+        return bank.commit(rows=len(self.windows))

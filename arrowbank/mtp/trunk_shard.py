@@ -46,12 +46,10 @@ class TrunkJob:
     hidden_dtype: str
     rules: BatchRules
     rows: WindowRows
-    processes: int = 1
 
     def __call__(self, number: int) -> ShardComputer:
         from arrowbank.mtp.trunk_passes import load_trunk
 
-        share_cores(self.processes)
         return ShardComputer(self, load_trunk(self.model, self.topk, self.hidden_norm, worker=number, info=self.info))
 
 
@@ -111,9 +109,3 @@ def bits_of(hidden: torch.Tensor) -> npt.NDArray[Any]:
     if hidden.dtype is torch.bfloat16:
         return hidden.view(torch.int16).numpy().view(np.uint16)
     return hidden.numpy()
-
-
-def share_cores(processes: int) -> None:
-    """Let each of so many processes have its part of the cores; the bits of a result do not depend on how many there are."""
-    if processes > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // processes))

@@ -1,4 +1,4 @@
-"""One shard of a captured target bank: token rows in, a record batch of hidden states out, and its counts beside it."""
+"""The stage `targets capture`: samples and a frozen model in, a target bank of hidden states out."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from arrowbank import engine
 from arrowbank.bank import BankWriter
-from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import Bits, all_finite, nonfinite
 from arrowbank.bank.kinds.targets import KIND, Codec, Spans, TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.places import require_separate
+from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
-from arrowbank.engine.plan import BatchRules, Shard, batches, gather
+from arrowbank.engine.plan import SHARD_BYTES, BatchRules, Shard, batches, gather
+from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import BadVector, InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES
 from arrowbank.inputs.records import Records
@@ -32,14 +31,13 @@ from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, r
 from arrowbank.targets.conversations import ChatTokenizer
 from arrowbank.targets.rows import ASSISTANT_TOKENS, PreparedRows, RowMaker, RowRules, loss_mask_rule, prepare, samples_at
 from arrowbank.targets.shards import (
-    SHARD_BYTES,
+    REMEDY,
+    WHAT,
     ShardColumns,
-    TargetEstimate,
     check_layers,
     commit_targets,
-    is_done,
+    has_tally,
     publish_tally,
-    require_budget,
     target_shards,
 )
 
@@ -67,13 +65,10 @@ class CaptureJob:
     rules: BatchRules
     rows: Path
     tallies: Path
-    processes: int = 1
 
     def __call__(self, number: int) -> ShardCapturer:
         from arrowbank.models import load_taps
 
-        if self.processes > 1:  # they share the cores; the bits of a hidden state do not depend on how many there are
-            torch.set_num_threads(max(1, torch.get_num_threads() // self.processes))
         layers = self.facts.target_layer_ids or ()
         states = load_taps(self.model, layers, self.facts.last_hidden_norm, worker=number, info=self.info)
         return ShardCapturer(self, states)
@@ -191,7 +186,6 @@ class CaptureConfig(Settings):
     rules: BatchRules = field(default_factory=BatchRules)
     limit: Count | None = None
     max_shard_bytes: Count | None = None
-    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
     max_line_bytes: Count = MAX_LINE_BYTES
     on_bad_line: Literal["error", "skip"] | None = None
     source_name: str | None = None
@@ -207,14 +201,24 @@ class CaptureConfig(Settings):
                 )
 
 
-@dataclass
-class CapturePlan:
+class CaptureStage(Stage):
     """Everything that is fixed before the first forward pass. Raises InputError for a model or data that cannot be used."""
 
-    config: CaptureConfig
+    kind, phase, what, remedy = KIND, "capture", WHAT, REMEDY
+
+    def __init__(self, config: CaptureConfig) -> None:
+        self.config = config
+        self.lengths = self.needed = np.empty(
+            0, np.int64
+        )  # tokens of each row, and those whose hidden states supervision needs
+
+    @property
+    def inputs(self) -> list[Named]:
+        models = [("--model", local_model(self.config.model.model)), ("--tokenizer", local_model(self.config.tokenizer))]
+        return [*source_places("--source", self.config.data), *models]
 
     @cached_property
-    def info(self) -> ModelInfo:
+    def model(self) -> ModelInfo:
         """The model; InputError where it lacks a layer that is asked for."""
         info = describe(self.config.model)
         if (highest := self.config.target_layer_ids[-1]) >= info.num_layers:
@@ -250,7 +254,7 @@ class CapturePlan:
 
     @cached_property
     def facts(self) -> TargetFacts:
-        config, info = self.config, self.info
+        config, info = self.config, self.model
         return TargetFacts(
             target_layer_ids=config.target_layer_ids,
             layers=len(config.target_layer_ids),
@@ -271,15 +275,11 @@ class CapturePlan:
             max_length=self.config.max_length,
             min_loss_tokens=self.config.min_loss_tokens,
             limit=self.config.limit,
-            vocab_size=self.info.vocab_size,
-            max_positions=self.info.max_positions,
-            model=self.info.model,
+            vocab_size=self.model.vocab_size,
+            max_positions=self.model.max_positions,
+            model=self.model.model,
         )
         return RowMaker(self.records, rules, self.chat)
-
-    @property
-    def shard_bytes(self) -> int:
-        return self.config.max_shard_bytes or SHARD_BYTES
 
     @cached_property
     def sources(self) -> dict[str, Any]:
@@ -295,17 +295,11 @@ class CapturePlan:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """Everything that decides the bytes; hashed into the plan digest."""
-        rules = self.config.rules
         return {
             "method": METHOD,
-            "model": {name: value for name, value in self.info.recipe().items() if name not in ("layer", "pooling")},
-            "batches": {
-                "max_batch": rules.max_batch,
-                "token_budget": rules.token_budget,
-                "grouping": "exact_token_length",
-            },
-            "shard_bytes": self.shard_bytes,
+            "model": {name: value for name, value in self.model.recipe().items() if name not in ("layer", "pooling")},
+            "batches": self.config.rules.recipe(),
+            "shard_bytes": self.config.max_shard_bytes or SHARD_BYTES,
             "on_bad_line": self.config.on_bad_line or "error",
             **self.sources,
             **manifest_of(self.facts),
@@ -319,118 +313,88 @@ class CapturePlan:
             **self.sources,
             "text_count": None,  # known when the rows are prepared
             "source": self.config.source_name or self.records.source.path.name,
-            "model_fingerprint": self.info.fingerprint,
-            "dtype": self.info.dtype,
-            "quantisation": self.info.quantisation,
+            "model_fingerprint": self.model.fingerprint,
+            "dtype": self.model.dtype,
+            "quantisation": self.model.quantisation,
         }
 
-    def row_bytes(self, rows: PreparedRows) -> list[int]:
-        """The bytes that each row takes in the bank."""
-        hidden = rows.needed if self.facts.spans == "supervised" else rows.lengths
-        return [self.facts.sample_bytes(int(tokens), int(kept)) for tokens, kept in zip(rows.lengths, hidden, strict=True)]
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return target_shards(self.lengths, self.facts, self.config.max_shard_bytes)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        hidden = self.needed if self.facts.spans == "supervised" else self.lengths
+        return self.facts.sample_bytes(self.tokens(shard), int(hidden[shard.start : shard.stop].sum()))
+
+    def tokens(self, shard: Shard) -> int:
+        return int(self.lengths[shard.start : shard.stop].sum())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"bytes_per_token": self.facts.sample_bytes(1)}
+
+    def measure(self, progress: Progress) -> None:
+        """Count the tokens of every row, by the samples themselves."""
+        lengths, needed = list[int](), list[int]()
+        with progress.phase("measure", None, unit="samples") as phase:
+            for row in self.maker():
+                lengths.append(len(row.input_ids))
+                needed.append(len(needed_positions(row.loss_mask)))
+                phase.advance(1)
+        self.lengths, self.needed = np.array(lengths, np.int64), np.array(needed, np.int64)
+
+    def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        if self.chat and self.chat.dated:
+            progress.message("the chat template writes today's date into samples: another day gives other tokens")
+        self.rows, self.row_counts = prepare(bank.work_dir, bank.plan_digest, self.maker(), progress)
+        self.lengths, self.needed = self.rows.lengths, self.rows.needed
+
+    def so_far(self, bank: BankWriter) -> dict[str, Any]:
+        return {"text_count": len(self.rows)}
+
+    def is_done(self, bank: BankWriter, shard: Shard) -> bool:
+        return super().is_done(bank, shard) and has_tally(bank, shard)
+
+    def workers(self, bank: BankWriter) -> CaptureJob:
+        return CaptureJob(
+            model=self.config.model,
+            info=self.model,
+            facts=self.facts,
+            rules=self.config.rules,
+            rows=self.rows.path,
+            tallies=bank.work_dir,
+        )
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        counts = self.row_counts
+        dropped, more = (
+            {"few_loss_tokens": counts.few_loss_tokens},
+            {"truncated": counts.truncated, "bad_lines": counts.bad_lines},
+        )
+        return commit_targets(bank, self.shards, self.facts, dropped, **more)
 
 
 @explains("out")
 @checked
 def capture(
-    config: CaptureConfig,
-    out: str | Path,
-    *,
-    restart: bool = False,
-    workers: Count | None = None,
-    progress: Progress = SILENT,
+    config: CaptureConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
 ) -> Manifest:
-    """Capture the hidden states of `config.model` for `config.data` into the target bank `out`; its manifest.
+    """Capture the hidden states of `config.model` for `config.data` into the target bank `out`; its manifest, `complete` or not.
 
-    Goes on where an earlier run stopped. `workers` processes (default: one a GPU, or one) write the same bytes as one.
+    Resumes where an earlier run stopped.
 
     Raises InputError (model, data, a model that cannot be tapped), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull,
     WorkerDied.
     """
-    inputs = [
-        *source_places("--source", config.data),
-        ("--model", local_model(config.model.model)),
-        ("--tokenizer", local_model(config.tokenizer)),
-    ]
-    require_separate([("--out", out)], inputs)
-    plan = CapturePlan(config)
-    with BankWriter(out, kind=KIND, recipe=plan.recipe, restart=restart, manifest=plan.manifest) as bank:
-        if bank.committed:
-            progress.message(f"{bank.folder}: already complete, nothing to do")
-            return bank.manifest
-        if plan.chat and plan.chat.dated:
-            progress.message("the chat template writes today's date into samples: another day gives other tokens")
-        rows, counts = prepare(bank.work_dir, bank.plan_digest, plan.maker(), progress)
-        bank.save_progress(text_count=len(rows))
-        shards = target_shards(rows.lengths, plan.facts, plan.shard_bytes)
-        todo = [shard for shard in shards if not is_done(bank, shard)]
-        _require_room(plan, rows, todo, bank)
-        _make_shards(plan, rows, shards, todo, bank, workers, progress)
-        return commit_targets(
-            bank,
-            shards,
-            plan.facts,
-            {"few_loss_tokens": counts.few_loss_tokens},
-            truncated=counts.truncated,
-            bad_lines=counts.bad_lines,
-        )
-
-
-def _require_room(plan: CapturePlan, rows: PreparedRows, todo: list[Shard], bank: BankWriter) -> None:
-    sizes = plan.row_bytes(rows)
-    require_budget(sum(sizes), plan.config.budget_bytes, "the target bank")
-    require_space(bank.folder, sum(sum(sizes[shard.start : shard.stop]) for shard in todo), "the target bank")
-
-
-def _make_shards(
-    plan: CapturePlan,
-    rows: PreparedRows,
-    shards: list[Shard],
-    todo: list[Shard],
-    bank: BankWriter,
-    workers: int | None,
-    progress: Progress,
-) -> None:
-    if len(todo) < len(shards):
-        progress.message(f"{bank.folder}: {len(shards) - len(todo)} of {len(shards)} shards are there, going on with the rest")
-    if not todo:
-        return
-    for note in plan.info.notes:
-        progress.message(note)
-    processes = min(plan.info.devices if workers is None else workers, len(todo))
-    job = CaptureJob(
-        model=plan.config.model,
-        info=plan.info,
-        facts=plan.facts,
-        rules=plan.config.rules,
-        rows=rows.path,
-        tallies=bank.work_dir,
-        processes=processes,
-    )
-    tokens = sum(int(rows.lengths[shard.start : shard.stop].sum()) for shard in todo)
-    with progress.phase("capture", tokens, unit="tokens", texts=sum(shard.rows for shard in todo)) as phase:
-        engine.run(todo, job, bank, workers=processes, report=phase.advance, progress=progress)
+    return CaptureStage(config).run(out, options, progress)
 
 
 @checked
-def estimate_capture(config: CaptureConfig, out: str | Path, *, progress: Progress = SILENT) -> TargetEstimate:
-    """What `capture` with the same arguments will take, by the samples themselves. Nothing is written, no weight is loaded.
+def estimate_capture(
+    config: CaptureConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
+) -> Estimate:
+    """What `capture` with the same arguments makes, by the samples themselves. Nothing is written, no weight is loaded.
 
     Raises what `capture` raises for a model or data that cannot be used.
     """
-    plan = CapturePlan(config)
-    samples = tokens = hidden = 0
-    with progress.phase("prepare", None, unit="samples") as phase:
-        for row in plan.maker():
-            samples += 1
-            tokens += len(row.input_ids)
-            hidden += len(needed_positions(row.loss_mask) if config.spans == "supervised" else row.input_ids)
-            phase.advance(1)
-    return TargetEstimate(
-        samples=samples,
-        tokens=tokens,
-        bytes_a_token=plan.facts.sample_bytes(1),
-        bytes=plan.facts.sample_bytes(tokens, hidden),
-        free_bytes=free_bytes(Path(out)),
-        budget_bytes=config.budget_bytes,
-    )
+    return CaptureStage(config).estimate(out, options, progress=progress)

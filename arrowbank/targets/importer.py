@@ -33,7 +33,8 @@ from arrowbank.bank.kinds.targets import (
 from arrowbank.bank.manifest import INFO, STATE, Manifest
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.engine.plan import Shard
+from arrowbank.engine.plan import SHARD_BYTES, Shard
+from arrowbank.engine.stage import Estimate, require_budget
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
@@ -41,15 +42,14 @@ from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
 from arrowbank.targets.shards import (
-    SHARD_BYTES,
+    REMEDY,
+    WHAT,
     ShardColumns,
-    TargetEstimate,
     check_layers,
     commit_targets,
-    is_done,
+    has_tally,
     nonfinite_values,
     publish_tally,
-    require_budget,
     target_shards,
 )
 
@@ -248,22 +248,21 @@ def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
 
 
 @checked
-def estimate_import(
-    config: ImportConfig, source: str | Path, out: str | Path, *, progress: Progress = SILENT
-) -> TargetEstimate:
+def estimate_import(config: ImportConfig, source: str | Path, out: str | Path, *, progress: Progress = SILENT) -> Estimate:
     """What `import_targets` with the same arguments will take, by the samples themselves. Raises what it raises before it writes."""
     rows = find_rows(config, source, progress=progress).rows
     facts = bank_facts(config, rows)
     kept = rows.lengths
     if facts.spans == "supervised":
         kept = np.array([len(needed_positions(rows.read(row).loss_mask)) for row in range(len(kept))])
-    return TargetEstimate(
-        samples=len(rows.lengths),
+    return Estimate(
+        rows=len(rows.lengths),
         tokens=int(rows.lengths.sum()),
-        bytes_a_token=facts.sample_bytes(1),
-        bytes=facts.sample_bytes(int(rows.lengths.sum()), int(kept.sum())),
+        shards=len(target_shards(rows.lengths, facts, config.max_shard_bytes)),
+        shard_bytes=facts.sample_bytes(int(rows.lengths.sum()), int(kept.sum())),
         free_bytes=free_bytes(Path(out)),
         budget_bytes=config.budget_bytes,
+        counts={"bytes_per_token": facts.sample_bytes(1)},
     )
 
 
@@ -294,10 +293,10 @@ def import_targets(
         if bank.committed:
             progress.message(f"{bank.folder}: already complete, nothing to do")
             return bank.manifest
-        todo = [shard for shard in shards if not is_done(bank, shard)]
+        todo = [shard for shard in shards if not (shard.index in bank.done_shards and has_tally(bank, shard))]
         needed = sum(facts.sample_bytes(int(rows.lengths[shard.start : shard.stop].sum())) for shard in todo)
-        require_budget(needed, config.budget_bytes, "the target bank")
-        require_space(bank.folder, needed, "the target bank")
+        require_budget(bank.folder, needed, config.budget_bytes, WHAT, REMEDY)
+        require_space(bank.folder, needed, WHAT)
         with progress.phase("import", len(rows.lengths), unit="samples") as phase:
             for shard in shards:
                 if shard in todo:
@@ -338,7 +337,7 @@ def import_to_deepspec(
     nonfinite: Counter[str] = Counter()
     rows = _watched(found.rows, nonfinite, keep=config.on_nonfinite != "error")
     needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
-    require_budget(needed, config.budget_bytes, "the cache")
+    require_budget(out, needed, config.budget_bytes, "the cache", REMEDY)
     recipe = {
         "format": deepspec.NAME,
         "rows": rows.digest,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import list_column, list_values, one_array
 from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
 from arrowbank.bank.kinds.targets import needed_positions
+from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import readable_json
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.engine.plan import Shard
@@ -240,6 +241,11 @@ class PreparedRows:
 def prepare(folder: Path, digest: str, maker: RowMaker, progress: Progress = SILENT) -> tuple[PreparedRows, RowCounts]:
     """The rows of `maker` in a file in `folder`, which is kept for the next run of the plan `digest`; and their counts."""
     folder.mkdir(exist_ok=True)
+    with waiting_lock(folder / "lock-rows"):  # of the workers of a job array, one makes them
+        return _prepared(folder, digest, maker, progress)
+
+
+def _prepared(folder: Path, digest: str, maker: RowMaker, progress: Progress) -> tuple[PreparedRows, RowCounts]:
     path, note = folder / f"rows-{digest[:16]}.arrow", folder / f"rows-{digest[:16]}.json"
     noted = readable_json(note)
     if noted is None and note.exists() and _is_readable(path):  # a power cut took the note, and shards may be made of the rows

@@ -13,37 +13,17 @@ import pyarrow as pa
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
-from arrowbank.bank.files import human_bytes, publish_json
+from arrowbank.bank.files import publish_json
 from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, fp8_decode, fp8_encode, nonfinite
 from arrowbank.bank.kinds.targets import TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
-from arrowbank.engine.plan import Shard
-from arrowbank.errors import BadVector, DiskFull, InputError
-
-SHARD_BYTES = 1 << 29
-MAX_VALUES = 2**31 - 1  # of a column in one record batch
+from arrowbank.engine.plan import Shard, cut_shards
+from arrowbank.errors import BadVector, InputError
 
 
-def target_shards(lengths: npt.NDArray[np.int64], facts: TargetFacts, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Contiguous shards of at most `shard_bytes` (and at least one row), by the rows' lengths. InputError for a row that no
-    record batch can hold."""
-    width = facts.layers * facts.hidden_size
-    too_long = np.flatnonzero(lengths * width > MAX_VALUES)
-    if len(too_long):
-        raise InputError(
-            f"row {too_long[0]} has {lengths[too_long[0]]} tokens of {width} values: more than a record batch holds "
-            f"({MAX_VALUES} values). Leave it out, or shorten it to {MAX_VALUES // width} tokens."
-        )
-    shards: list[Shard] = []
-    start, size, tokens = 0, 0, 0
-    for row, length in enumerate(lengths):
-        more = facts.sample_bytes(int(length))
-        if row > start and (size + more > shard_bytes or (tokens + int(length)) * width > MAX_VALUES):
-            shards.append(Shard(len(shards), start, row))
-            start, size, tokens = row, 0, 0
-        size, tokens = size + more, tokens + int(length)
-    shards.append(Shard(len(shards), start, len(lengths)))
-    return shards
+def target_shards(lengths: npt.NDArray[np.int64], facts: TargetFacts, shard_bytes: int | None = None) -> list[Shard]:
+    """The shards of a target bank, by the rows' lengths; see `cut_shards`."""
+    return cut_shards(lengths.tolist(), facts.sample_bytes, facts.layers * facts.hidden_size, shard_bytes)
 
 
 @dataclass
@@ -210,30 +190,8 @@ def check_layers(layers: tuple[int, ...] | None) -> None:
         )
 
 
-def require_budget(needed: int, budget: int | None, what: str) -> None:
-    """DiskFull when `needed` is past a budget that the user has set."""
-    if budget is not None and needed > budget:
-        raise DiskFull(
-            f"{what} takes {human_bytes(needed)}, the budget is {human_bytes(budget)}. Tap fewer layers, give --codec fp8 (half), "
-            "--spans supervised, --limit, or a larger --budget-gb."
-        )
-
-
-@dataclass(frozen=True)
-class TargetEstimate:
-    """What a target bank will take. `bytes` is what is written, `free_bytes` what the disk has."""
-
-    samples: int
-    tokens: int
-    bytes_a_token: int
-    bytes: int
-    free_bytes: int
-    budget_bytes: int | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Whether the disk has room for it, and the budget."""
-        return self.bytes <= min(self.free_bytes, self.bytes if self.budget_bytes is None else self.budget_bytes)
+WHAT = "the target bank"
+REMEDY = "Give fewer --layers, --codec fp8 (half), --spans supervised, --limit, or"
 
 
 def tally_file(folder: Path, shard: int) -> Path:
@@ -247,13 +205,15 @@ def publish_tally(folder: Path, shard: int, tally: Tally) -> None:
     publish_json(tally_file(folder, shard), vars(tally))
 
 
-def is_done(bank: BankWriter, shard: Shard) -> bool:
-    """Whether a shard and its counts are there."""
+def has_tally(bank: BankWriter, shard: Shard) -> bool:
+    """Whether the counts of a shard exist."""
     found = readable_json(tally_file(bank.work_dir, shard.index))  # a power cut may have taken it: the shard is made again
-    return shard.index in bank.done_shards and isinstance(found, dict) and found.keys() == vars(Tally()).keys()
+    return isinstance(found, dict) and found.keys() == vars(Tally()).keys()
 
 
-def commit_targets(bank: BankWriter, shards: list[Shard], facts: TargetFacts, dropped: dict[str, int], **more: int) -> Manifest:
+def commit_targets(
+    bank: BankWriter, shards: Sequence[Shard], facts: TargetFacts, dropped: dict[str, int], **more: int
+) -> Manifest:
     """Commit the bank with the counts of all its shards, and `more` counts; its manifest."""
     tally = Tally()
     for shard in shards:

@@ -320,7 +320,7 @@ def _templates(rng: random.Random, world: Path, here: Path) -> str:
 def _tokenizers(rng: random.Random, world: Path, here: Path) -> str:
     model = clone(world / "bpe", here / "in")
     mutate_file(rng, rng.choice(sorted(model.glob("*.json"))))
-    return line("tokenize", world / "other/texts", "--tokenizer", model, "--num-proc", "1", "--out", here / "out")
+    return line("tokenize", world / "other/texts", "--tokenizer", model, "--workers", "1", "--out", here / "out")
 
 
 @kind("model folders", 2)
@@ -372,7 +372,7 @@ LOOKED_AT = {
         "select {} --limit 3 --out {out}",
         "merge {} {} --out {out}",
         "report {} --out {out}.html",
-        "tokenize {} --tokenizer bpe --num-proc 1 --out {out}",
+        "tokenize {} --tokenizer bpe --workers 1 --out {out}",
         "scan --source t=episodes.jsonl --onto {} --out {out}",
         "push {} file://{out}",
         "verify {} --quick",
@@ -501,7 +501,7 @@ def _receipts(rng: random.Random, world: Path, here: Path) -> str:
 
 _RESUMED = [
     ("texts", "scan --source t=episodes.jsonl --out {out}"),
-    ("tokens", "tokenize texts --tokenizer bpe --num-proc 1 --out {out}"),
+    ("tokens", "tokenize texts --tokenizer bpe --workers 1 --out {out}"),
     (
         "features",
         "encode tokens --encoder tests.banks:TableEncoder --shard-rows 12 --max-batch 4 --token-budget 64 --out {out}",
@@ -513,7 +513,7 @@ _RESUMED = [
 
 OPTIONS = words(
     "--out --source --onto --field --strict --on-bad-line --restart --tokenizer --max-tokens --special-tokens --on-long --prompt "
-    "--num-proc --model --encoder --pooling --layer --no-normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
+    "--workers --model --encoder --pooling --layer --no-normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
     "--shards --worker --where --to --stride --last-hidden-norm --max-shard-bytes --codec --spans --target-model --layers --loss-mask "
     "--on-nonfinite --arm --examples --length --filler --triples --decoys --seed --vocab --source --window --topk --tokens --chain "
     "--last-hidden-norm --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json -h "

@@ -50,18 +50,18 @@ COMMANDS = [
     Command("scan", "scan --source t=episodes.jsonl --source e=more.jsonl --out {out}", keeps=False),
     Command("scan --onto", "scan --source t=episodes.jsonl --source e=more.jsonl --onto texts --out {out}", keeps=False),
     Command("scan, processes", "scan-with-processes {out}", workers=True, weight=12, keeps=False),
-    Command("tokenize", "tokenize texts --tokenizer bpe --num-proc 1 --out {out}", keeps=False),
+    Command("tokenize", "tokenize texts --tokenizer bpe --workers 1 --out {out}", keeps=False),
     Command(
-        "tokenize, processes", "tokenize texts --tokenizer bpe --num-proc 2 --out {out}", workers=True, weight=14, keeps=False
+        "tokenize, processes", "tokenize texts --tokenizer bpe --workers 2 --out {out}", workers=True, weight=14, keeps=False
     ),
     Command("encode", f"encode tokens {TABLE} --out {{out}}", weight=2),
     Command("encode, processes", f"encode tokens {TABLE} --workers 2 --out {{out}}", workers=True, weight=0.4),
     Command("encode, a model", "encode tokens --model qwen3 --shard-rows 12 --device cpu --out {out}", weight=0.5),
     Command("encode --onto", f"encode grown/tokens {TABLE} --onto features --out {{out}}"),
-    Command("build", f"build --source t=episodes.jsonl --tokenizer bpe --num-proc 1 {TABLE} --out {{out}}", keeps=False),
+    Command("build", f"build --source t=episodes.jsonl --tokenizer bpe --workers 1 {TABLE} --out {{out}}", keeps=False),
     Command(
         "build --onto",
-        f"build --source t=more.jsonl --tokenizer bpe --num-proc 1 {TABLE} --onto built --out {{out}}",
+        f"build --source t=more.jsonl --tokenizer bpe --workers 1 {TABLE} --onto built --out {{out}}",
         keeps=False,
     ),
     Command("merge texts", "merge texts other/texts --out {out}"),
@@ -82,8 +82,8 @@ COMMANDS = [
         workers=True,
         weight=0.15,
     ),
-    Command("in2 build a", f"in2 build --arm a {ARM} --shards 2 --min-distance 8 --out {{out}}"),
-    Command("in2 build c", f"in2 build --arm c {ARM} --shards 2 --min-distance 8 --out {{out}}"),
+    Command("in2 build a", f"in2 build --arm a {ARM} --raw-shards 2 --min-distance 8 --out {{out}}"),
+    Command("in2 build c", f"in2 build --arm c {ARM} --raw-shards 2 --min-distance 8 --out {{out}}"),
     Command("in2 build, processes", "in2-with-processes {out}", workers=True, weight=0.3),
     Command("in2 probes", "in2 probes --length 300 --filler ids.bin --vocab 500 --alphabet 300 --out {out}"),
     Command("in2 score", "in2 score probes --model qwen3 --device cpu --draws 20 --no-plot --out {out}", weight=0.5),
@@ -128,17 +128,17 @@ PREPARE = [
     "scan --source t=episodes.jsonl --out texts",
     "scan --source t=episodes.jsonl --source e=more.jsonl --onto texts --out grown/texts",
     "scan --source t=more.jsonl --out other/texts",
-    "tokenize texts --tokenizer bpe --num-proc 1 --out tokens",
-    "tokenize grown/texts --tokenizer bpe --num-proc 1 --out grown/tokens",
-    "tokenize other/texts --tokenizer bpe --num-proc 1 --out other/tokens",
+    "tokenize texts --tokenizer bpe --workers 1 --out tokens",
+    "tokenize grown/texts --tokenizer bpe --workers 1 --out grown/tokens",
+    "tokenize other/texts --tokenizer bpe --workers 1 --out other/tokens",
     f"encode tokens {TABLE} --out features",
     f"encode other/tokens {TABLE} --out other/features",
-    f"build --source t=episodes.jsonl --tokenizer bpe --num-proc 1 {TABLE} --out built",
+    f"build --source t=episodes.jsonl --tokenizer bpe --workers 1 {TABLE} --out built",
     "targets import dump --target-model m --layers 1,11,21 --max-shard-bytes 600 --out targets",
     "targets import dump --target-model m --layers 1,11,21 --codec fp8 --out targets-fp8",
     "targets import dump --target-model m --layers 1,11,21 --last-hidden-norm pre --out targets-pre",
     "targets import other-dump --target-model m --layers 1,11,21 --out other/targets",
-    f"in2 build --arm c {ARM} --shards 2 --min-distance 8 --out arm",
+    f"in2 build --arm c {ARM} --raw-shards 2 --min-distance 8 --out arm",
     "in2 probes --length 300 --filler ids.bin --vocab 500 --alphabet 300 --key-len 2 --val-len 3 --out probes",
     "trunk build --model draft --source a=rows.jsonl --window 24 --topk 8 --tokens 600 --chain 2 --last-hidden-norm pre "
     "--device cpu --out trunk",
@@ -207,10 +207,10 @@ def _scan_with_processes(out: Path) -> int:
 
 
 def _build_in2_with_processes(out: Path) -> int:
-    from arrowbank import build_in2
+    from arrowbank import RunOptions, build_in2
     from tests import arms
 
-    return _exit_code(lambda: build_in2(arms.small(), ["filler.bin"], out, workers=2))
+    return _exit_code(lambda: build_in2(arms.small(), ["filler.bin"], out, options=RunOptions(workers=2)))
 
 
 def _exit_code(run: Callable[[], object]) -> int:
