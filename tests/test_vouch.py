@@ -314,6 +314,14 @@ def test_a_bank_of_an_earlier_format_says_how_it_is_built_again(edited: Callable
     assert "arrowbank/1" in failed(folder)["opens"]
 
 
+def test_a_codec_that_this_version_does_not_know_is_named(edited: Callable[..., Path]) -> None:
+    folder = edited("targets", lambda manifest: manifest.update(codec="zstd-bf16"), sealed=True)
+    with pytest.raises(
+        CorruptBank, match=r'manifest\.json: codec is "zstd-bf16", this version knows bf16, fp8\. Open it with a version'
+    ):
+        open_bank(folder)
+
+
 def test_the_command_that_made_a_bank_does_not_vouch_for_an_edit(banks: every_bank.Banks, tmp_path: Path) -> None:
     config, dump = target_banks.import_config(), banks.dump("dump")
     import_targets(config, dump, tmp_path / "out")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.floats import float32_of
 from arrowbank.bank.kinds.taps import TapsBank
@@ -103,7 +104,7 @@ def _states(bank: TargetBank, rows: npt.NDArray[np.int64]) -> tuple[list[npt.NDA
 
 def _layer_table(bank: TargetBank, layers: Sequence[str], bad: Sequence[int], seen: int) -> Markup:
     facts, counts = bank.facts, bank.manifest.counts
-    width = facts.hidden_size + 4 if facts.codec == "fp8" else 2 * facts.hidden_size
+    width = CODECS[facts.codec].vector_bytes(facts.hidden_size)
     stated = bank.manifest.nonfinite or {}
     rows = [
         (

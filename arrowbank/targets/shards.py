@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import BankWriter
+from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import publish_json
-from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, fp8_decode, fp8_encode, nonfinite
+from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, nonfinite
 from arrowbank.bank.kinds.targets import TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.engine.plan import Shard, cut_shards
@@ -72,7 +73,7 @@ class ShardColumns:
     """
 
     def __init__(self, rows: TargetRows, shard: Shard, facts: TargetFacts, *, keep_nonfinite: bool) -> None:
-        self._rows, self._facts, self._keep = rows, facts, keep_nonfinite and facts.codec == "bf16"
+        self._rows, self._facts, self._keep = rows, facts, keep_nonfinite and CODECS[facts.codec].exact
         self._shard = range(shard.start, shard.stop)
         self._ids, self._masks, self._names, positions = [], [], [], []
         for sample in map(rows.read, self._shard):
@@ -84,7 +85,8 @@ class ShardColumns:
                 positions.append(needed_positions(sample.loss_mask) if given is None else given.copy())
         self._positions = positions
         self._starts = _offsets(list(map(len, self._positions or self._ids)))
-        total, value = int(self._starts[-1]), np.uint16 if facts.codec == "bf16" else np.uint8
+        self._codec = CODECS[facts.codec]
+        total, value = int(self._starts[-1]), self._codec.dtype
         self.taps = np.empty((total, facts.layers * facts.hidden_size), value)
         self.last = np.empty((total, facts.hidden_size), value)
         self._scales = np.empty((total, facts.layers + 1), np.float32)
@@ -115,7 +117,7 @@ class ShardColumns:
             "seq_len": number_column(np.diff(lengths)),
             "sample": pa.array(self._names, pa.string()),
         }
-        if facts.codec == "fp8":
+        if not self._codec.exact:
             columns["target_hidden_scales"] = _lists(starts, fixed_list_column(self._scales[:, :-1]))
             columns["target_last_hidden_scales"] = _lists(starts, number_column(self._scales[:, -1]))
         if facts.spans == "supervised":
@@ -133,19 +135,19 @@ class ShardColumns:
             )
         for layer, count in nonfinite_values(self._rows.place, sample.name, hidden, layers, keep=self._keep).items():
             self.tally.nonfinite[layer] += count
-        if self._facts.codec == "bf16":
+        if self._codec.encode is None:
             stored.reshape(-1).view(np.uint8)[:] = (
                 np.ascontiguousarray(hidden).reshape(-1).view(np.uint8)
             )  # it may be unaligned
         else:
-            stored[...], scales[...] = fp8_encode(np.ascontiguousarray(hidden), len(layers))
+            stored[...], scales[...] = self._codec.encode(np.ascontiguousarray(hidden), len(layers))
             self._count_error(hidden, stored, scales, layers)
 
     def _count_error(
         self, hidden: Bits, codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32], layers: Sequence[str]
     ) -> None:
         true = float32_of(hidden).astype(np.float64).reshape(*scales.shape, self._facts.hidden_size)
-        stored = float32_of(fp8_decode(codes, scales)).astype(np.float64).reshape(true.shape)
+        stored = float32_of(self._codec.decode(codes, scales)).astype(np.float64).reshape(true.shape)
         cosine = cosines(true, stored, of_zeros=1.0)
         for at, layer in enumerate(layers):
             sums = {
@@ -227,6 +229,6 @@ def commit_targets(
         **more,
     }
     fields = {"counts": counts, "nonfinite": tally.nonfinite}
-    if facts.codec != "bf16":
+    if not CODECS[facts.codec].exact:
         fields["codec_error"] = tally.codec_error()
     return bank.commit(rows=tally.rows, manifest=fields)

@@ -15,12 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.checks import Check, found_wrong
+from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.columns import list_values, nested_lists, values_of
-from arrowbank.bank.floats import INFINITY, MAGNITUDE, Bits, fp8_decode
+from arrowbank.bank.floats import INFINITY, MAGNITUDE, Bits
 from arrowbank.bank.kinds import FOLDER, INT, STRING, Description, Field, Kind, Types, equal, lists, register, vectors
 from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Vocabulary, Whole, Width, canonical_json, short_json
 from arrowbank.bank.mapped import require_same_lengths
 from arrowbank.bank.reader import Bank
+from arrowbank.errors import CorruptBank
 from arrowbank.progress import SILENT, Progress
 
 # what exports and trainers take hidden states for
@@ -51,7 +53,7 @@ class TargetManifest(BankManifest, kw_only=True):
     target_model_name_or_path: str
     last_hidden_norm: Literal["post", "pre", "unknown"]
     loss_mask: str
-    codec: Literal["bf16", "fp8"]
+    codec: str
     spans: Literal["all", "supervised"]
     vocab_size: Vocabulary | None
     num_hidden_layers: Width | None
@@ -104,9 +106,7 @@ class TargetFacts:
     def sample_bytes(self, tokens: int, hidden: int | None = None) -> int:
         """Bytes of a row of `tokens` tokens, `hidden` of which (all) have their hidden states kept."""
         kept = tokens if hidden is None else hidden
-        if self.codec == "fp8":
-            return tokens * TOKEN_BYTES + kept * (self.layers + 1) * (self.hidden_size + 4)
-        return tokens * TOKEN_BYTES + kept * (self.layers + 1) * self.hidden_size * 2
+        return tokens * TOKEN_BYTES + kept * (self.layers + 1) * CODECS[self.codec].vector_bytes(self.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,6 @@ class _ShardRows:
     """The columns of one shard as arrays over the mapped file."""
 
     def __init__(self, batch: pa.RecordBatch, facts: TargetFacts, path: Path) -> None:
-        self._facts = facts
         self._names = batch.column("sample")
         self._ids, self._starts = list_values(batch.column("input_ids"))
         self._masks, mask_starts = list_values(batch.column("loss_mask"))
@@ -233,7 +232,8 @@ class _ShardRows:
         beside = {"target_last_hidden_states": last_starts}
         if facts.spans == "supervised":
             self._positions, beside["hidden_positions"] = list_values(batch.column("hidden_positions"))
-        if facts.codec == "fp8":
+        self._codec = CODECS[facts.codec]
+        if not self._codec.exact:
             self._tap_scales, beside["target_hidden_scales"] = nested_lists(batch.column("target_hidden_scales"))
             self._last_scales, beside["target_last_hidden_scales"] = list_values(batch.column("target_last_hidden_scales"))
         require_same_lengths(path, self._starts, {"loss_mask": mask_starts})
@@ -245,9 +245,9 @@ class _ShardRows:
         tokens = slice(int(self._starts[row]), int(self._starts[row + 1]))
         hidden = slice(int(self._hidden_starts[row]), int(self._hidden_starts[row + 1]))
         taps, last = self._taps[hidden], self._last[hidden]
-        if self._facts.codec == "fp8":
-            taps = fp8_decode(taps, self._tap_scales[hidden])
-            last = fp8_decode(last, self._last_scales[hidden, None])
+        if not self._codec.exact:
+            taps = self._codec.decode(taps, self._tap_scales[hidden])
+            last = self._codec.decode(last, self._last_scales[hidden, None])
         return TargetSample(
             self._names[row].as_py(),
             self._ids[tokens],
@@ -282,7 +282,7 @@ def manifest_of(facts: TargetFacts) -> dict[str, Any]:
         "layer_id_convention": BLOCK_OUTPUT,
         "layers": facts.layers,
         "hidden_size": facts.hidden_size,
-        "hidden_dtype": "bfloat16" if facts.codec == "bf16" else "float8_e4m3fn",
+        "hidden_dtype": CODECS[facts.codec].hidden_dtype,
         "target_model_name_or_path": facts.target_model_name_or_path,
         "last_hidden_norm": facts.last_hidden_norm,
         "loss_mask": facts.loss_mask,
@@ -391,8 +391,18 @@ class TargetsKind(Kind):
     story = "arrowbank.report.hidden:tell_targets"
     bank = TargetBank
 
+    def parse(self, manifest: Manifest, where: Path | str) -> BankManifest:
+        found = super().parse(manifest, where)
+        if manifest["codec"] not in CODECS:
+            raise CorruptBank(
+                f"{where}: codec is {short_json(manifest['codec'])}, this version knows {', '.join(CODECS)}. Open it with a version "
+                "that knows it, or restore the file."
+            )
+        return found
+
     def columns(self, manifest: TargetManifest) -> dict[str, Types]:
-        value = pa.uint16() if manifest.codec == "bf16" else pa.uint8()
+        codec = CODECS[manifest.codec]
+        value = pa.from_numpy_dtype(codec.dtype)
         layers, width = manifest.layers, manifest.hidden_size
         columns = {
             "input_ids": lists(pa.int32()),
@@ -402,7 +412,7 @@ class TargetsKind(Kind):
             "seq_len": INT,
             "sample": STRING,
         }
-        if manifest.codec == "fp8":
+        if not codec.exact:
             columns["target_hidden_scales"] = vectors(pa.float32(), layers)
             columns["target_last_hidden_scales"] = lists(pa.float32())
         if manifest.spans == "supervised":
@@ -428,7 +438,7 @@ class TargetsKind(Kind):
         manifest = bank.manifest
         if manifest.codec_error is None:
             return
-        if manifest.codec == "bf16" or set(manifest.codec_error) != {*bank.facts.layer_names, "last"}:
+        if CODECS[manifest.codec].exact or set(manifest.codec_error) != {*bank.facts.layer_names, "last"}:
             yield f"codec_error is of {short_json(sorted(manifest.codec_error), 80)}, the codec is {manifest.codec}"
 
     def checks(self, bank: TargetBank) -> Mapping[str, Callable[[], Sequence[Check]]]:
