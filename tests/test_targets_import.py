@@ -481,7 +481,7 @@ def test_the_size_is_known_before_and_a_budget_is_kept(tmp_path: Path) -> None:
     assert found.fits
     assert not estimate_import(config(budget_bytes=found.total_bytes - 1), tmp_path / "dump", tmp_path).fits
     for run in (import_targets, import_to_deepspec):
-        with pytest.raises(DiskFull, match=r"takes 1\.3 kB, the budget is 1\.3 kB\. Tap fewer layers, give --codec fp8"):
+        with pytest.raises(DiskFull, match=r"takes 1\.3 kB, the budget is 1\.3 kB\. Give fewer --layers, --codec fp8"):
             run(config(budget_bytes=found.total_bytes - 1), tmp_path / "dump", tmp_path / "out")
     import_all(tmp_path / "dump", tmp_path / "bank", budget_bytes=found.total_bytes)
 
