@@ -371,8 +371,16 @@ def test_splits_are_named_where_none_is_given(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none 'dev'"):
         find_source("a", f"{place}:dev")
     (tmp_path / "plain").mkdir()
-    with pytest.raises(InputError, match="no saved dataset of several splits"):
+    with pytest.raises(InputError, match="no files of records"):
         find_source("a", f"{tmp_path / 'plain'}:train")
+
+
+def test_a_split_of_a_folder_is_the_files_of_its_name(tmp_path: Path) -> None:
+    for name in ("train-0.jsonl", "train-1.jsonl.gz", "training.jsonl", "test.csv"):
+        (tmp_path / name).write_bytes(b"")
+    assert [file.path.name for file in find_source("a", f"{tmp_path}:train").files] == ["train-0.jsonl", "train-1.jsonl.gz"]
+    with pytest.raises(InputError, match="no files of the split 'dev', files of test, train"):
+        find_source("a", f"{tmp_path}:dev")
 
 
 def test_options_about_lines_are_refused_for_tables(tmp_path: Path, tiny_qwen3: Path) -> None:
@@ -408,11 +416,17 @@ def test_records_on_the_hub_are_read(tmp_path: Path, wanted: dict[str, dict[str,
     with hub_server.serving() as hub:
         hub.repos["org/name"] = hub_server.Repo(private=True)
         hub.repos["org/name"].add(
-            {f"data/{name}": ((tmp_path / name).read_bytes(), True) for name in ("a.jsonl.gz", "a.parquet")}
+            {
+                "README.md": (b"# Data", False),
+                "data/train-0.jsonl.gz": ((tmp_path / "a.jsonl.gz").read_bytes(), True),
+                "data/test-0.parquet": ((tmp_path / "a.parquet").read_bytes(), True),
+            }
         )
         environment = {**os.environ, **hub.environment(tmp_path)}
-        for number, place in enumerate(("data/a.jsonl.gz", "data/a.parquet", "data/*.parquet")):
-            argv = ["--source", f"s=hf://datasets/org/name/{place}", "--field", "query=query", "--field", "text=text"]
+        for number, place in enumerate(
+            ("/data/train-0.jsonl.gz", "/data/test-0.parquet", "/data/*.parquet", ":train", "@main/data:test")
+        ):
+            argv = ["--source", f"s=hf://datasets/org/name{place}", "--field", "query=query", "--field", "text=text"]
             done = subprocess.run(
                 [sys.executable, "-m", "arrowbank", "scan", *argv, "--out", str(tmp_path / f"out-{number}")],
                 env=environment,

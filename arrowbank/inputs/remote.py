@@ -49,6 +49,11 @@ class RemotePath:
             except FileNotFoundError:
                 raise InputError(f"{self.shown}: no such file. Restore it, or name another source.") from None
 
+    @property
+    def is_repository(self) -> bool:
+        """Whether it is all of a repository on the hub."""
+        return self.shown.startswith(HUB) and self.key.count("/") == 2
+
     def exists(self) -> bool:
         with self.refused():
             return bool(self.fs.exists(self.key))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from arrowbank.inputs.tables import Rows
 
 READ_BYTES = 1 << 20
+_SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 _PATTERN = re.compile(r"[*?\[]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -138,10 +139,13 @@ def find_source(name: str, place: str | Path) -> Source:
             return Source(name, path, (_file(name, path),))
         files = _files_of(path)
         names = [file.name for file in files]
-        if "dataset_dict.json" in names or (split is not None and "state.json" not in names):
-            path = path / _split(name, path, split)
+        if "dataset_dict.json" in names:
+            path, split = path / _split(name, path, split), None
             files = _files_of(path)
             names = [file.name for file in files]
+        elif not isinstance(path, Path) and path.is_repository and not any(map(format_of, names)):
+            path = path / "data"  # where the hub's own tools put them
+            files = _files_of(path)
         if "state.json" in names:
             found = _saved_dataset(path)
         else:
@@ -150,7 +154,25 @@ def find_source(name: str, place: str | Path) -> Source:
                     f"{_shown(path, name)}: a dataset that is not whole (no state.json). Finish it, or give another."
                 )
             found = _data_files(_shown(path, name), name, files)
+            if split is not None or not isinstance(path, Path):
+                found = _files_of_split(path, found, split)
         return Source(name, path, tuple(found), tuple(_beside(path, names, found)))
+
+
+def _files_of_split(path: Path | RemotePath, files: list[SourceFile], split: str | None) -> list[SourceFile]:
+    """The files whose names begin with the split's. InputError where there is none, or where no split is named and there are several."""
+    by_split: dict[str, list[SourceFile]] = {}
+    for file in files:
+        by_split.setdefault(re.split(r"[-_.]", file.path.name, maxsplit=1)[0], []).append(file)
+    if split in by_split:
+        return by_split[split]
+    several = sorted(_SPLITS & by_split.keys())
+    if split is None and len(several) < 2:
+        return files
+    missing = "" if split is None else f"no files of the split {split!r}, "
+    raise InputError(
+        f"{path}: {missing}files of {', '.join(several or by_split)}. Give one of them, as in {path}:{(several or list(by_split))[0]}."
+    )
 
 
 def _shown(path: Path | RemotePath, name: str) -> str:
@@ -159,14 +181,11 @@ def _shown(path: Path | RemotePath, name: str) -> str:
 
 def _place(value: str) -> tuple[Path | RemotePath, str | None]:
     """The place, and the split that follows it behind a colon."""
-    path = _path(value)
     front, colon, split = value.rpartition(":")
-    if not colon or not front or not split or re.search(r"[/\\]", split) or front.endswith(":/"):
-        return path, None
-    if isinstance(path, Path) and path.exists():
-        return path, None
-    folder = _path(front)
-    return (folder, split) if folder.is_dir() else (path, None)
+    may_be_split = colon and front and split and not re.search(r"[/\\]", split) and not front.endswith(":/")
+    if may_be_split and (is_address(value) or not Path(value).exists()) and (folder := _path(front)).is_dir():
+        return folder, split
+    return _path(value), None
 
 
 def _path(value: str) -> Path | RemotePath:
@@ -199,10 +218,10 @@ def _split(name: str, folder: Path | RemotePath, split: str | None) -> str:
     if split in splits:
         return str(split)
     if not splits:
-        raise InputError(f"{_shown(folder, name)}: no saved dataset of several splits (dataset_dict.json). Leave out :{split}.")
+        raise InputError(f"{folder / 'dataset_dict.json'}: does not list the splits. Save the dataset again.")
     missing = "" if split is None else f", none {split!r}"
     raise InputError(
-        f"{_shown(folder, name)}: a saved dataset of several splits ({', '.join(splits)}){missing}. "
+        f"{_shown(folder, name)}: a saved dataset of several splits ({', '.join(splits) or 'none is listed'}){missing}. "
         f"Give one of them, as in {folder}:{splits[0]}."
     )
 

@@ -25,7 +25,6 @@ from arrowbank.bank import open_bank
 from arrowbank.bank.manifest import MANIFEST, short_json
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
-from arrowbank.inputs.formats import ARROW
 from arrowbank.inputs.records import Records, is_text
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ def number_records(records: str | Path, text_field: str, **policy: Any) -> Numbe
     if (Path(records) / MANIFEST).exists():
         return _of_bank(open_bank(records))
     found = Records(records, (IDS, text_field), **policy)
-    files = found.source.files
-    if all(file.format is ARROW and isinstance(file.path, Path) for file in files) and (Path(records) / "state.json").exists():
+    folder = found.source.path
+    if isinstance(folder, Path) and (folder / "state.json").exists():
         return _of_dataset(found, text_field)
     return StoredRecords(found, text_field)
 
