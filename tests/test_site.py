@@ -123,6 +123,7 @@ def a_small_encoder(folder: Path) -> dict[str, str]:
 # what stands in for the big things of a page: files that are made in the folder, and texts that are replaced
 STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
     "index.md": no_stand_ins,
+    "sources.md": no_stand_ins,
     "feature-bank.md": no_stand_ins,
     "target-bank.md": a_dump,
     "in2-arms.md": fillers,
