@@ -28,7 +28,7 @@ from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
 from arrowbank.report.folders import describe_any
 from tests import every_bank, target_banks
-from tests.mutations import JSON_FILES, WRITERS, another, canonical, mutate, put, reseal
+from tests.mutations import JSON_FILES, WRITERS, another, canonical, free_reason, mutate, put, reseal
 
 TRIES = 20  # of each bank, for each of its JSON files and for the rest
 
@@ -303,6 +303,33 @@ def test_no_field_of_a_manifest_is_free(banks: every_bank.Banks, tmp_path: Path,
     finally:
         put(path, before)
     assert len(open_bank(folder))
+
+
+@pytest.mark.parametrize("name", ["texts", "in2-c"])
+@pytest.mark.parametrize("file", ["manifest.json", "state.json"])
+def test_every_byte_is_vouched_for(banks: every_bank.Banks, name: str, file: str) -> None:
+    """One bit of each byte in turn is flipped: the bank does not open, unless the file still says the same."""
+    folder, rng = banks[name], random.Random(f"{name} {file}")
+    before = (folder / file).read_bytes()
+    try:
+        for at, byte in enumerate(before):
+            after = before[:at] + bytes([byte ^ 1 << rng.randrange(8)]) + before[at + 1 :]
+            put(folder / file, after)
+            try:
+                open_bank(folder)
+            except ArrowbankError:
+                opens = False
+            else:
+                opens = True
+            assert opens == bool(free_reason(file, before, after)), f"byte {at}: {before[max(0, at - 20) : at + 20]!r}"
+    finally:
+        put(folder / file, before)
+
+
+@pytest.mark.parametrize("edit", [{"shards": 0}, {"shards": 10**30}, {"length": 10**30}, {"shards": None}, {"length": -1}])
+def test_a_recipe_of_impossible_numbers_is_a_corrupt_bank(edited: Callable[..., Path], edit: dict[str, Any]) -> None:
+    with pytest.raises(CorruptBank, match="manifest"):
+        open_bank(edited("in2-c", lambda manifest: manifest["recipe"].update(edit), sealed=True))
 
 
 def test_a_bank_of_an_earlier_format_says_how_it_is_built_again(edited: Callable[..., Path]) -> None:
