@@ -98,20 +98,22 @@ def check_state(folder: Path, manifest: Manifest) -> list[str]:
             "rebuild the bank."
         )
     found = read_json(folder / STATE)
-    refuse_changed(folder, manifest, found)
-    wanted = state_of(manifest, vouched_fields(found))
+    if refuse_changed(folder, manifest, found):
+        return sorted(set(manifest) - set(vouched_fields(found)))
+    wanted = state_of(manifest, ())
     if not isinstance(found, dict) or not same_json(found.get("_data_files"), wanted["_data_files"]):
         raise CorruptBank(
             f"{folder / STATE}: does not list the shards of {MANIFEST}. Restore it from a copy, or rebuild the bank."
         )
-    _require_equal(folder / STATE, found, wanted)
-    return sorted(set(manifest) - set(wanted[VOUCHED]["fields"]))
+    _require_equal(folder / STATE, found, {**wanted, VOUCHED: found.get(VOUCHED)})  # raises: anything but the digest differs
+    return []
 
 
-def refuse_changed(where: Path | str, manifest: Manifest, state: Any) -> None:
-    """CorruptBank where `state`, a commit of this plan at the place `where`, vouches for another manifest."""
+def refuse_changed(where: Path | str, manifest: Manifest, state: Any) -> bool:
+    """Whether `state` is the commit of the manifest at the place `where`. CorruptBank where it is one of the same plan and shards, and
+    vouches for another manifest."""
     if not isinstance(state, dict) or not same_json({**state, VOUCHED: 0}, {**state_of(manifest, ()), VOUCHED: 0}):
-        return
+        return False
     fields = vouched_fields(state)
     if lacking := [name for name in fields if name not in manifest]:
         wrong = f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} lacking"
@@ -122,7 +124,7 @@ def refuse_changed(where: Path | str, manifest: Manifest, state: Any) -> None:
     elif not is_state_of(state, manifest):
         wrong = f"a field is not what it was (the sha256 in {STATE} is that of other values)"
     else:
-        return
+        return True
     raise CorruptBank(
         f"{where}/{MANIFEST}: {wrong}. It was changed after the bank was committed: restore it from a copy, or rebuild the bank."
     )

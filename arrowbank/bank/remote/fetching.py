@@ -37,7 +37,7 @@ from arrowbank.bank.manifest import (
     parsed_json,
     readable_json,
 )
-from arrowbank.bank.manifest_checks import check_manifest, is_state_of, refuse_changed
+from arrowbank.bank.manifest_checks import check_manifest, refuse_changed
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.places import in_words, is_bare_journal, visible
 from arrowbank.bank.refusals import explained
@@ -120,8 +120,7 @@ def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]
         state = parsed_json(_read_json_of(store, STATE, there))
     except ValueError:
         state = None
-    refuse_changed(store.shown, manifest, state)
-    if not is_state_of(state, manifest):
+    if not refuse_changed(store.shown, manifest, state):
         raise CorruptBank(f"{store.shown}/{STATE}: is not that of the shards in {MANIFEST}. Push the bank again.")
     return state
 
