@@ -99,7 +99,7 @@ class Group:
 CONTENT, EXECUTION = Group("Content options"), Group("Execution options")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
     """How a config inside another one is given there.
 
@@ -130,6 +130,18 @@ Natural = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 Cosine = Annotated[float, Range(least=-1, most=1)]
+
+
+def bytes_of(gigabytes: str) -> int:
+    """The bytes in a number of 10^9 bytes. InputError where it is none, or not above 0."""
+    try:
+        number = float(gigabytes)
+    except ValueError:
+        raise InputError(f"--budget-gb {gigabytes!r}: expected a number of 10^9 bytes, as in --budget-gb 500.") from None
+    return int(checked_value(number, Positive, "--budget-gb") * 1e9)
+
+
+BUDGET = Help("Refuse to start if the bank takes more (10^9 bytes).", "X", read=bytes_of)
 
 
 class Settings:

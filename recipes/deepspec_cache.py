@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arrowbank import ImportConfig, import_to_deepspec
-from arrowbank.cli.options import layer_list
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
 
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", default=",".join(map(str, LAYERS)), help="blocks whose output the dump holds")
     parser.add_argument("--tiny", action="store_true", help="small shards, masks of ones")
     given = parser.parse_args(argv)
-    config = (tiny if given.tiny else deepspec_cache)(given.target_model, layer_list(given.layers) or LAYERS)
+    config = (tiny if given.tiny else deepspec_cache)(given.target_model, tuple(map(int, given.layers.split(","))))
     cache = import_to_deepspec(config, given.dump, given.out, progress=progress_for(False))
     print(
         f"{given.out}: {cache['num_samples']:,} samples. Check it: arrowbank targets verify {given.out} --model {given.target_model}"

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft
-from arrowbank.cli.options import sources
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
+from arrowbank.inputs.sources import named_source
 from arrowbank.mtp.heal import table
 
 CHAIN = 3
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the copy with the healed draft")
     parser.add_argument("--tiny", action="store_true", help="a small model on a CPU, windows of a few tokens")
     given = parser.parse_args(argv)
-    data, copy = sources(given.source), f"{given.out}.nf4"
+    data, copy = [named_source(one) for one in given.source], f"{given.out}.nf4"
     trunk, heal = trunk_bank(given.model, data), healing(given.model, copy)
     if given.tiny:
         trunk, heal = tiny(given.model, data, copy)

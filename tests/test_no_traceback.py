@@ -77,7 +77,7 @@ def refused(*argv: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_unexpected_exception_is_one_line_and_exit_code_70(debug: bool) -> None:
     code = (
-        "import sys; from arrowbank import cli; from arrowbank.cli.parameters import Common\n"
+        "import sys; from arrowbank import cli; from arrowbank.cli.options import Common\n"
         "def stumble(common: Common) -> None:\n    '''Fail.'''\n    raise ZeroDivisionError('by zero\\nand more')\n"
         "cli.app.add('stumble', stumble, ''); cli.VERB_NAMES.add('stumble')\n"
         "sys.exit(cli.main(sys.argv[1:]))"

@@ -125,7 +125,7 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
         )
     ),
     *(
-        (f"{verb} {ENCODER}", option, "--encoder")
+        (f"{verb} {ENCODER}", option, "no --model")
         for verb in (
             "encode tokens --out out",
             "estimate tokens",
@@ -133,8 +133,8 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
         )
         for option in ("--pooling auto", "--layer -1", "--backbone inner", "--dtype auto", "--load-in-4bit", "--device cpu")
     ),
-    (f"encode tokens --out out {ENCODER}", "--gpu-memory-gb 4", "--encoder"),
-    (f"encode tokens --out out {ENCODER}", "--trust-remote-code", "--encoder"),
+    (f"encode tokens --out out {ENCODER}", "--gpu-memory-gb 4", "no --model"),
+    (f"encode tokens --out out {ENCODER}", "--trust-remote-code", "no --model"),
     ("encode tokens --out out --model model --device cpu", "--gpu-memory-gb 4", "--device cpu"),
     (f"encode tokens --out out {ENCODER}", "--drift-sample 64", "no --onto"),
     (f"encode tokens --out out {ENCODER}", "--min-cosine 0.999", "no --onto"),
@@ -144,8 +144,8 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
     *(("estimate dump", option, "an engine's dump") for option in ("--model model", "--max-batch 3", "--texts t", "--no-time")),
     *(("scan --source train=train.parquet --out out", f"--on-bad-line {how}", "tables") for how in ("error", "skip")),
     ("audit features --source a=train.parquet --source b=train.parquet", "--on-bad-line skip", "tables"),
-    ("audit features features", "--on-bad-line error", "two banks"),
-    ("audit features features", "--field query=query", "two banks"),
+    ("audit features features", "--on-bad-line error", "no --source"),
+    ("audit features features", "--field query=query", "no --source"),
     (f"search features {ENCODER} ducks", "--device cpu", "an encoder of your own"),
     (f"search features {ENCODER} ducks", "--gpu-memory-gb 3", "an encoder of your own"),
     *(("targets verify targets", option, "no --model") for option in ("--samples 4", "--dtype auto", "--device cpu")),

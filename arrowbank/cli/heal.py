@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from arrowbank.cli.parameters import Common, Restart
+from arrowbank.cli.options import Common, Restart
 from arrowbank.cli.show import fail_on, finish, progress_for
 from arrowbank.settings import Group, Help
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from arrowbank.cli.parameters import runnable
+from arrowbank.cli.options import runnable
 
 ALSO = {"json": "--json (events, a line each)", "debug": "--debug (tracebacks)"}
 HELP = "-h, --help"

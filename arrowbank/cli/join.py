@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arrowbank.cli.parameters import Common, Out, Restart, Texts
+from arrowbank.cli.options import Common, Out, Restart, Texts
 from arrowbank.cli.show import finish, progress_for
 
 if TYPE_CHECKING:

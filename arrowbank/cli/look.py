@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arrowbank.cli import options as o
+from arrowbank.cli.options import Common, Later, Texts
 from arrowbank.cli.show import CHECK_FAILED, fail_on, progress_for, show_checks, show_estimate
-from arrowbank.cli.spread import spread
 from arrowbank.settings import Help, Range, refuse_unread
 
 if TYPE_CHECKING:
-    from arrowbank import ReportConfig
+    from arrowbank import EncodeConfig, ReportConfig
 
 BankFolder = Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder, or its address: hf://…, s3://…")]
 
 
-@spread
 def verify(
     place: Annotated[
         str, typer.Argument(metavar="FOLDER", help="A bank or its address, an export or cache, or a vocabulary map.")
     ],
-    common: o.Common,
+    common: Common,
     quick: Annotated[bool, Help("Only sizes and row counts.")] = False,
 ) -> None:
     """Verify a bank, or what `export` wrote: every byte against its digest, then what the bytes mean. Exit code 1 if a check fails.
@@ -39,9 +37,8 @@ def verify(
     show_checks(run(place, quick=quick, progress=progress_for(common.json)), common.json)
 
 
-@spread
 def info(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A bank, or any folder or file near one.")], common: o.Common
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A bank, or any folder or file near one.")], common: Common
 ) -> None:
     """Say what a folder holds, how far it is, and what to run next: banks, models, dumps, exports, files of episodes.
 
@@ -67,13 +64,12 @@ def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
         print(f"{indent}{name.replace('_', ' '):18} {first}", *(f"{indent}{'':18} {line}" for line in more), sep="\n")
 
 
-@spread
 def report(
     banks: Annotated[
         list[str], typer.Argument(metavar="BANK...", help="A bank, a folder of `build` or OUT.heal; or several IN2 arms.")
     ],
     out: Annotated[str, Help("The page to write, such as report.html.", "FILE")],
-    common: o.Common,
+    common: Common,
     config: ReportConfig,
 ) -> None:
     """Write one HTML page that shows a bank of any kind: it opens without a server or a network. Exit code 1 if a check failed.
@@ -91,15 +87,13 @@ def report(
     fail_on([f"{check.name}  {check.detail}" for check in failed])
 
 
-@spread
 def estimate(
     tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made, or an engine's dump.")],
-    what: o.EncodeOptions,
-    common: o.Common,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the bank would lie (for the disk's room).")] = ".",
-    trust_remote_code: o.TrustRemoteCode = False,
-    texts: o.TextsFolder = None,
-    no_time: Annotated[bool, typer.Option("--no-time", help="Do not load the model to time a few batches.")] = False,
+    config: Later[EncodeConfig],
+    common: Common,
+    out: Annotated[str, Help("Where the bank would be stored (for the disk's room).", "DIR")] = ".",
+    texts: Texts | None = None,
+    no_time: Annotated[bool, Help("Do not load the model to time a few batches.")] = False,
 ) -> None:
     """Bytes, forward passes and time of an encode (or bytes of a dump's import), before it runs. Exit code 1 if it does not fit.
 
@@ -109,20 +103,18 @@ def estimate(
     from arrowbank.targets.importer import ImportConfig, estimate_import, is_dump
 
     if is_dump(tokens):
-        loose = {"texts": texts, "no_time": no_time, "trust_remote_code": trust_remote_code}
-        refuse_unread("an engine's dump", what, [field.name for field in fields(what)], **loose)
+        config.refuse("an engine's dump")
+        refuse_unread("an engine's dump", texts=texts, no_time=no_time)
         show_estimate(estimate_import(ImportConfig(target_model="any"), tokens, out), common.json)
         return
-    config = what.config(trust_remote_code=trust_remote_code)
-    found = run(config, tokens, out, texts=texts, timed=not no_time, progress=progress_for(common.json))
+    found = run(config(), tokens, out, texts=texts, timed=not no_time, progress=progress_for(common.json))
     show_estimate(found, common.json)
 
 
-@spread
 def compare(
     a: Annotated[str, typer.Argument(metavar="A")],
     b: Annotated[str, typer.Argument(metavar="B")],
-    common: o.Common,
+    common: Common,
     min_cosine: Annotated[float, Range(least=-1), Help("Exit code 1 if any text's cosine is lower.")] | None = None,
 ) -> None:
     """Compare the vectors of the texts that two feature banks share.
@@ -143,11 +135,10 @@ def compare(
         fail_on([f"the lowest cosine is {found.min_cosine:.6f}, the bound was {min_cosine}"])
 
 
-@spread
 def lookup(
     bank: BankFolder,
     text: Annotated[list[str], typer.Argument(metavar="TEXT...")],
-    common: o.Common,
+    common: Common,
 ) -> None:
     """Print the row and the vector of a text. Exit code 1 if one is not in the bank.
 

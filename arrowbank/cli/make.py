@@ -1,46 +1,40 @@
-"""The verbs that make banks: scan, tokenize, encode, build."""
+"""The verbs that make feature banks: scan, tokenize, encode, build; and demo."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arrowbank.cli import options as o
+from arrowbank.cli.options import Common, DryRun, Out, Restart, Texts
 from arrowbank.cli.show import done_event, finish, progress_for, show_estimate, unfinished
-from arrowbank.cli.spread import spread
-from arrowbank.errors import InputError
-from arrowbank.settings import refuse_unread
+from arrowbank.settings import Count, Help, refuse_unread
+
+if TYPE_CHECKING:
+    from arrowbank import BuildConfig, EncodeConfig, RunOptions, ScanConfig, TokenizeConfig
 
 
-@spread
-def scan(what: o.ScanOptions, out: o.Out, common: o.Common, onto: o.OntoTexts = None, restart: o.Restart = False) -> None:
+def scan(config: ScanConfig, out: Out, common: Common, restart: Restart = False) -> None:
     """Collect the unique texts of episode files, in first-seen order.
 
     Example: arrowbank scan --source train=train.jsonl --source eval=eval.jsonl --out router/texts
     """
     from arrowbank.features.scan import scan as run
 
-    progress = progress_for(common.json)
-    manifest = run(what.config(onto), out, restart=restart, progress=progress)
-    finish(
-        common.json,
-        manifest,
-        f"{out}: {manifest['rows']:,} unique texts. Next: arrowbank tokenize {out} --tokenizer M --out DIR",
-    )
+    manifest = run(config, out, restart=restart, progress=progress_for(common.json))
+    said = f"{out}: {manifest['rows']:,} unique texts. Next: arrowbank tokenize {out} --tokenizer M --out DIR"
+    finish(common.json, manifest, said)
 
 
-@spread
 def tokenize(
     texts: Annotated[str, typer.Argument(metavar="TEXTS", help="A bank that `scan` made.")],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="M", help="A folder or hub name; a fast tokenizer.")],
-    out: o.Out,
-    what: o.TokenizeOptions,
-    how: o.TextRunOptions,
-    common: o.Common,
-    trust_remote_code: o.TrustRemoteCode = False,
+    config: TokenizeConfig,
+    out: Out,
+    options: RunOptions,
+    common: Common,
+    dry_run: DryRun = False,
 ) -> None:
     """Turn a texts bank into a tokens bank of the same rows.
 
@@ -49,9 +43,8 @@ def tokenize(
     from arrowbank.features.tokenize import estimate_tokenize
     from arrowbank.features.tokenize import tokenize as run
 
-    config = what.config(tokenizer, trust_remote_code=trust_remote_code)
-    options, progress = how.options(), progress_for(common.json)
-    if how.dry_run:
+    progress = progress_for(common.json)
+    if dry_run:
         show_estimate(estimate_tokenize(config, texts, out, options=options, progress=progress), common.json)
         return
     manifest = run(config, texts, out, options=options, progress=progress)
@@ -66,17 +59,14 @@ def _tokenized(out: str, manifest: dict[str, Any]) -> str:
     )
 
 
-@spread
 def encode(
     tokens: Annotated[str, typer.Argument(metavar="TOKENS", help="A bank that `tokenize` made.")],
-    out: o.Out,
-    what: o.EncodeOptions,
-    growth: o.GrowthOptions,
-    how: o.RunOptions,
-    common: o.Common,
-    trust_remote_code: o.TrustRemoteCode = False,
-    onto: o.OntoFeatures = None,
-    texts: o.TextsFolder = None,
+    out: Out,
+    config: EncodeConfig,
+    options: RunOptions,
+    common: Common,
+    texts: Texts | None = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Encode a tokens bank with a frozen model into a feature bank. The same command again goes on after a crash.
 
@@ -85,59 +75,30 @@ def encode(
     from arrowbank.features.encode import encode as run
     from arrowbank.features.encode import estimate
 
-    if what.encoder is not None:
-        refuse_unread("--encoder", trust_remote_code=trust_remote_code)
-    config = what.config(trust_remote_code=trust_remote_code, onto=onto, growth=growth)
-    options, progress = how.options(), progress_for(common.json)
-    if how.dry_run:
+    progress = progress_for(common.json)
+    if dry_run:
         show_estimate(estimate(config, tokens, out, texts=texts, options=options, progress=progress), common.json)
         return
     manifest = run(config, tokens, out, texts=texts, options=options, progress=progress)
     finish(common.json, manifest, _encoded(out, manifest))
 
 
-@spread
-def build(
-    episodes: o.ScanOptions,
-    out: o.Out,
-    tokens: o.TokenizeOptions,
-    vectors: o.EncodeOptions,
-    growth: o.GrowthOptions,
-    how: o.TextRunOptions,
-    common: o.Common,
-    tokenizer: o.Tokenizer = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    onto: o.OntoBuild = None,
-) -> None:
+def build(config: BuildConfig, out: Out, options: RunOptions, common: Common, dry_run: DryRun = False) -> None:
     """Scan, tokenize and encode into DIR/texts, DIR/tokens and DIR/features.
 
     Example: arrowbank build --source train=train.jsonl --model Qwen/Qwen3-4B --out router
     """
-    from arrowbank.features.build import BuildConfig
     from arrowbank.features.build import build as run
 
-    if how.dry_run:
-        refuse_unread("build, whose size is known after tokenize (then run estimate)", dry_run=True)
-    names = tokenizer or vectors.model
-    if names is None and vectors.encoder:
-        raise InputError("--encoder needs --tokenizer as well: there is no --model whose tokenizer could be used.")
-    encoding = vectors.config(trust_remote_code=trust_remote_code, growth=growth)
-    config = BuildConfig(
-        scan=episodes.config(),
-        tokenize=tokens.config(str(names), trust_remote_code=trust_remote_code),
-        encode=encoding,
-        onto=onto,
-    )
-    progress = progress_for(common.json)
-    manifest = run(config, out, options=how.options(), progress=progress)
+    refuse_unread("build, whose size is known after tokenize (then run estimate)", dry_run=dry_run)
+    manifest = run(config, out, options=options, progress=progress_for(common.json))
     finish(common.json, manifest, _encoded(str(Path(out) / "features"), manifest))
 
 
-@spread
 def demo(
-    common: o.Common,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The demo's folder.")] = "demo_bank",
-    episodes: Annotated[int | None, typer.Option("--episodes", help="How many episodes. Default: 2,400.")] = None,
+    common: Common,
+    out: Annotated[str, Help("The demo's folder.", "DIR")] = "demo_bank",
+    episodes: Annotated[Count, Help("How many episodes.", default="2400")] | None = None,
 ) -> None:
     """Build a real bank from the docstrings of this Python with a real sentence encoder, and query it.
 

@@ -1,452 +1,380 @@
-"""The options of the verbs, in groups that several verbs share: one declaration each, so that they mean and say the same."""
+"""The options of a verb, made from what its function takes.
+
+    def scan(config: ScanConfig, out: Out, common: Common, restart: Restart = False) -> None: ...
+
+A parameter that is a config (`Settings`) stands for its fields: each is an option, with the name, help, bounds and default that the
+class declares, also those of configs inside it. The verb gets the config made of the options that were given; an option that no
+config takes is refused. Other parameters are options by the same marks (`Help`, `Flag`, `Old`), or arguments of Typer's.
+
+Annotations are read when a verb is asked for; names that its module does not have are those of `arrowbank`, so that no config is
+imported before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
-from arrowbank.cli.parameters import Common as Common
+import arrowbank
 from arrowbank.errors import InputError
-from arrowbank.inputs.lines import MAX_LINE_BYTES
-from arrowbank.settings import Old, Positive, checked_value, refuse_unread
-
-if TYPE_CHECKING:
-    from arrowbank.engine.stage import RunOptions as Run
-    from arrowbank.features.config import EncodeConfig
-    from arrowbank.features.scan import ScanConfig
-    from arrowbank.features.tokenize import TokenizeConfig
-    from arrowbank.models import ModelConfig
-    from arrowbank.targets.capture import CaptureConfig
-    from arrowbank.targets.importer import ImportConfig
-
-BUILD = "Content options"
-RUN = "Execution options"
+from arrowbank.settings import (
+    CONTENT,
+    EXECUTION,
+    Group,
+    Help,
+    Old,
+    Part,
+    Settings,
+    checked_value,
+    core_of,
+    default_of,
+    flag_of,
+    hints_of,
+    mark,
+    marks,
+    settings_in,
+)
 
 Config = TypeVar("Config")
+EMPTY = inspect.Parameter.empty
+PLAIN, NO_HELP, WHOLE = Group(""), Help(""), Part()
+MOST_NUMBERS = 1_000_000  # of a range such as 7-9
 
 
-def _build(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=BUILD, **settings)
+# one option
 
 
-def _run(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=RUN, **settings)
+@dataclass(frozen=True)
+class Option:
+    """A field of a config, or a parameter of a verb, on the command line. `repeated`: it stands for several configs."""
 
+    name: str
+    hint: Any
+    default: Any = MISSING
+    help: Help = NO_HELP
+    group: str = ""
+    repeated: bool = False
 
-Out = Annotated[str, typer.Option("--out", metavar="DIR", help="The bank's folder.")]
-Restart = Annotated[bool, _run("--restart", help="Throw away what the folder holds and begin again.")]
-Tokenizer = Annotated[str | None, _build("--tokenizer", metavar="M", help="A folder or hub name. Default: the model's.")]
-OntoTexts = Annotated[
-    str | None, _build("--onto", metavar="DIR", help="A texts bank whose rows stay; unseen texts are added behind.")
-]
-OntoFeatures = Annotated[
-    str | None, _build("--onto", metavar="DIR", help="A feature bank of the first rows: its shards are taken over.")
-]
-OntoBuild = Annotated[
-    str | None, _build("--onto", metavar="DIR", help="A folder that build made: only texts that it lacks are encoded.")
-]
-TextsFolder = Annotated[str | None, _run("--texts", metavar="DIR", help="The texts bank, if it was moved.")]
-TrustRemoteCode = Annotated[bool, _build("--trust-remote-code", help="Run code that comes with the model.")]
-DryRun = Annotated[bool, _run("--dry-run", help="Only say how much it will take. Exit code 1 if it does not fit.")]
-Workers = Annotated[int | None, _run("--workers", help="Number of worker processes. Default: automatic, such as one per GPU.")]
-WorkerPart = Annotated[str | None, _run("--worker", metavar="I/N", help="This job's part in a job array.")]
-BudgetGb = Annotated[float | None, _run("--budget-gb", help="Refuse to start if the bank takes more (10^9 bytes).")]
+    @property
+    def flag(self) -> str:
+        return flag_of(self.name, self.hint, self.default)
 
+    @property
+    def _item(self) -> Any:
+        """The type of a value that may be given several times; None for one that may not."""
+        kind = core_of(self.hint)
+        if self.repeated:
+            return self.hint
+        several = get_origin(kind) in (tuple, list) and (get_origin(kind) is list or get_args(kind)[1:] == (Ellipsis,))
+        return get_args(kind)[0] if several and core_of(get_args(kind)[0]) not in (int, float) else None
 
-OnBadLine = Annotated[
-    str | None, _build("--on-bad-line", metavar="error|skip", show_default="error", help="What a line does that is no record.")
-]
-
-
-MaxLineBytes = Annotated[
-    int | None, _run("--max-line-bytes", show_default=str(MAX_LINE_BYTES), help="A longer line of a source is an error.")
-]
-
-
-@dataclass
-class ScanOptions:
-    """What decides a texts bank."""
-
-    source: Annotated[
-        list[str],
-        _build(
-            "--source",
-            metavar="NAME=PATH",
-            help="A split, and a file, folder, saved dataset or address of records; repeat it.",
-        ),
-    ]
-    field: Annotated[
-        list[str] | None,
-        _build(
-            "--field",
-            metavar="KIND=PATH",
-            help="Where texts of a kind are; repeat it. Default: query=query, candidate=candidates[].text",
-        ),
-    ] = None
-    strict: Annotated[bool, _build("--strict", help="A query or text that is not a string is an error, not skipped.")] = False
-    on_bad_line: OnBadLine = None
-    max_line_bytes: MaxLineBytes = None
-
-    def config(self, onto: str | None = None) -> ScanConfig:
-        from arrowbank.features.scan import ScanConfig
-
-        return make(
-            ScanConfig,
-            self,
-            sources=sources(self.source),
-            fields=pairs("--field", self.field) or None,
-            onto=onto,
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that Typer makes an option of. Its default is always None, for "not given"."""
+        kind = core_of(self.hint)
+        typed = list[str] if self._item is not None else kind if kind in (bool, int, float) and not self.help.read else str
+        info = typer.Option(
+            self.flag,
+            metavar=self._value(),
+            help=self.help.text,
+            rich_help_panel=self.group or None,
+            show_default=self._shown() or False,
+            autocompletion=_offer(self.help.choices or self._value().split("|")),
+        )
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=EMPTY if self.default is MISSING else None,
+            annotation=Annotated[typed if self.default is MISSING else typed | None, info],
         )
 
+    def read(self, given: Any) -> Any:
+        """What was given as a value of the field, still to be checked. InputError where it cannot be read."""
+        if self._item is not None:
+            return tuple(self._read(one, self._item) for one in given)
+        return not self.default if core_of(self.hint) is bool and self.default is True else self._read(given, self.hint)
 
-@dataclass
-class TokenizeOptions:
-    """What decides a tokens bank, beside the tokenizer."""
+    def _read(self, text: Any, hint: Any) -> Any:
+        kind = core_of(hint)
+        if self.help.read is not None:
+            return self.help.read(text)
+        if get_origin(kind) is not tuple:
+            return text
+        if get_args(kind)[1:] == (Ellipsis,):
+            return tuple(self._numbers(text, core_of(get_args(kind)[0])))
+        first, _, second = text.partition(re.sub(r"\w", "", self._value()))  # of A:B at a colon
+        try:
+            parts = tuple(
+                int(part) if core_of(arg) is int else part for part, arg in zip((first, second), get_args(kind), strict=True)
+            )
+        except ValueError:
+            parts = ()
+        if not (first and second and parts):
+            raise self._unread(text, self._value())
+        return parts
 
-    max_tokens: Annotated[int, _build("--max-tokens", help="Tokens kept of a text.")] = 256
-    special_tokens: Annotated[bool, _build("--special-tokens", help="Add the tokenizer's special tokens.")] = False
-    on_long: Annotated[str, _build("--on-long", metavar="truncate|error", help="What a text of more tokens does.")] = "truncate"
-    prompt: Annotated[str, _build("--prompt", help="Put before every text.")] = ""
+    def _numbers(self, text: str, kind: type) -> Iterator[float]:
+        """The numbers of 1,11,21 or 3,7-9 or 0.5,1."""
+        expected = "numbers and ranges" if kind is int else "numbers"
+        for part in text.split(","):
+            span = re.fullmatch(r"\s*(\d{1,9})-(\d{1,9})\s*", part) if kind is int else None
+            if span and not 0 <= int(span[2]) - int(span[1]) < MOST_NUMBERS:
+                raise self._unread(text, expected)
+            try:
+                yield from range(int(span[1]), int(span[2]) + 1) if span else (kind(part.replace("−", "-")),)
+            except ValueError:
+                raise self._unread(text, expected) from None
 
-    def config(self, tokenizer: str, *, trust_remote_code: bool) -> TokenizeConfig:
-        from arrowbank.features.tokenize import TokenizeConfig
+    def _unread(self, text: str, expected: str) -> InputError:
+        example = f", as in {self.flag} {self.help.example}" if self.help.example else ""
+        return InputError(f"{self.flag} {text!r}: expected {expected}{example}.")
 
-        return make(TokenizeConfig, self, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    def _value(self) -> str:
+        """How a value is written."""
+        kind = core_of(self.hint if self._item is None else self._item)
+        if get_origin(kind) is Literal:
+            return self.help.value or "|".join(get_args(kind))
+        return self.help.value or {int: "N", float: "X", bool: ""}.get(kind, "LIST" if get_origin(kind) is tuple else "TEXT")
 
-
-Dtype = Annotated[
-    str | None,
-    _build("--dtype", metavar="auto|float32|bfloat16|float16", show_default="auto", help="The model's, while it runs."),
-]
-LoadIn4Bit = Annotated[bool, _build("--load-in-4bit", help="bitsandbytes NF4.")]
-Device = Annotated[str | None, _run("--device", show_default="auto", help="auto, cpu, cuda, cuda:1 …")]
-GpuMemory = Annotated[float | None, _run("--gpu-memory-gb", help="A hard cap; what does not fit runs from the CPU.")]
-MODEL_ONLY = ("pooling", "layer", "backbone", "dtype", "load_in_4bit", "device", "gpu_memory_gb")
-
-
-@dataclass(kw_only=True)
-class Running:
-    """How a model is run that is only asked for its answers."""
-
-    dtype: Dtype = None
-    load_in_4bit: LoadIn4Bit = False
-    device: Device = None
-
-
-@dataclass
-class EncodeOptions:
-    """What decides a feature bank, beside its tokens, and where the model runs."""
-
-    model: Annotated[str | None, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")] = None
-    encoder: Annotated[
-        str | None, _build("--encoder", metavar="MODULE:FACTORY", help="An encoder of your own instead of --model.")
-    ] = None
-    pooling: Annotated[
-        str | None,
-        _build(
-            "--pooling",
-            metavar="auto|mean|last|cls|max",
-            show_default="auto",
-            help="auto: the model's own, else mean.",
-        ),
-    ] = None
-    layer: Annotated[
-        int | None, _build("--layer", show_default="-1", help="Hidden state that is pooled: 0 the embeddings, -1 the last.")
-    ] = None
-    no_normalize: Annotated[bool, _build("--no-normalize", help="Keep the vectors' length.")] = False
-    backbone: Annotated[
-        str | None,
-        _build("--backbone", metavar="inner|outer", show_default="inner", help="Without or with the LM head."),
-    ] = None
-    dtype: Dtype = None
-    load_in_4bit: LoadIn4Bit = False
-    max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
-    token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
-    shard_rows: Annotated[int, _build("--shard-rows", help="Rows a shard (at most 1 GiB of vectors).")] = 65_536
-    limit: Annotated[int | None, _build("--limit", help="Only the first N rows.")] = None
-    trial: Annotated[
-        int | None, _build("--trial", help="Encode N rows to see speed and vectors; the bank is never committed.")
-    ] = None
-    no_mirror: Annotated[bool, _build("--no-mirror", help="Leave out the .npy, index.json and texts.jsonl.")] = False
-    device: Device = None
-    gpu_memory_gb: GpuMemory = None
-
-    def config(self, *, trust_remote_code: bool, onto: str | None = None, growth: GrowthOptions | None = None) -> EncodeConfig:
-        from arrowbank.engine.plan import BatchRules
-        from arrowbank.features.config import EncodeConfig
-        from arrowbank.models import ModelConfig
-
-        if self.encoder is not None:
-            refuse_unread("--encoder", self, MODEL_ONLY)
-        return EncodeConfig(
-            model=make(ModelConfig, self, trust_remote_code=trust_remote_code) if self.model else None,
-            encoder=self.encoder,
-            rules=make(BatchRules, self),
-            normalize=not self.no_normalize,
-            shard_rows=self.shard_rows,
-            limit=self.limit,
-            trial=self.trial,
-            mirror=not self.no_mirror,
-            onto=onto,
-            drift_sample=growth.drift_sample if growth else None,
-            min_cosine=growth.min_cosine if growth else None,
-        )
+    def _shown(self) -> str:
+        """The default as help shows it."""
+        if self.default is None or self.default is MISSING or isinstance(self.default, bool):
+            return self.help.default
+        if isinstance(self.default, tuple):
+            return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in self.default)
+        return str(self.default)
 
 
-@dataclass
-class StoreOptions:
-    """How a target bank keeps hidden states, and how large it may get."""
-
-    codec: Annotated[str, _build("--codec", metavar="bf16|fp8", help="fp8: half the size, the error measured.")] = "bf16"
-    spans: Annotated[
-        str, _build("--spans", metavar="all|supervised", help="supervised: hidden states only where a loss token needs them.")
-    ] = "all"
+# configs and their options
 
 
-@dataclass
-class ImportOptions(StoreOptions):
-    """What decides an imported target bank, beside its source."""
+class Later(Generic[Config]):
+    """A config that the verb makes itself, where it makes one at all: `given` are the options, and a call makes the config."""
 
-    budget_gb: BudgetGb = None
+    def __init__(self, kind: type[Config], given: dict[str, Any]) -> None:
+        self._kind, self.given = kind, given
 
-    target_model: Annotated[
-        str | None, _build("--target-model", metavar="NAME", help="The very string that the trainer will be given.")
-    ] = None
-    layers: Annotated[
-        str | None, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,11,21 (−1: embeddings).")
-    ] = None
-    hidden_size: Annotated[int | None, _build("--hidden-size", help="Checked on all samples. Default: the first one's.")] = None
-    vocab_size: Annotated[int | None, _build("--vocab-size", help="Token ids from here on are an error.")] = None
-    last_hidden_norm: Annotated[
-        str | None,
-        _build(
-            "--last-hidden-norm",
-            metavar="post|pre|unknown",
-            show_default="post",
-            help="Last hidden states: after or before the final norm.",
-        ),
-    ] = None
-    loss_mask: Annotated[
-        str | None,
-        _build(
-            "--loss-mask",
-            metavar="auto|ones_except_first|all_ones|from_dump",
-            show_default="auto",
-            help="Which tokens count in the loss. auto: the dump's masks where every sample has one, else ones_except_first.",
-        ),
-    ] = None
-    on_nonfinite: Annotated[str, _build("--on-nonfinite", metavar="error|keep|drop", help="What NaN and Inf do.")] = "error"
-    on_bad_sample: Annotated[
-        str | None,
-        _build(
-            "--on-bad-sample",
-            metavar="error|quarantine",
-            show_default="error",
-            help="quarantine: leave it out and note why.",
-        ),
-    ] = None
-    allow_outside: Annotated[bool, _build("--allow-outside", help="Follow paths and links out of the dump.")] = False
-    limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
-    max_shard_bytes: Annotated[
-        int | None, _build("--max-shard-bytes", help="Default: 512 MiB for a bank, 64 GiB for a cache.")
-    ] = None
+    def __call__(self) -> Config:
+        config, taken = make(self._kind, self.given)
+        _refuse_lost([name for name in self.given if name not in taken], [self._kind])
+        return config
 
-    def config(self) -> ImportConfig:
-        from arrowbank.targets.importer import ImportConfig
-
-        return make(
-            ImportConfig,
-            self,
-            target_layer_ids=layer_list(self.layers),
-            budget_bytes=billions("--budget-gb", self.budget_gb),
-        )
+    def refuse(self, mode: str) -> None:
+        """InputError for an option that was given, in a mode in which none has an effect."""
+        for name in self.given:
+            _refuse(options_of(self._kind)[name], mode)
 
 
-@dataclass(kw_only=True)
-class ModelOptions:
-    """A frozen model and where it runs, for the stages that take its hidden states."""
+@dataclass(frozen=True, kw_only=True)
+class Common(Settings):
+    """What every verb takes."""
 
-    model: Annotated[str, _build("--model", metavar="M", help="A folder or hub name; safetensors only.")]
-    dtype: Dtype = None
-    load_in_4bit: LoadIn4Bit = False
-    device: Device = None
-    gpu_memory_gb: GpuMemory = None
-
-    def model_config(self, *, trust_remote_code: bool) -> ModelConfig:
-        from arrowbank.models import ModelConfig
-
-        return make(ModelConfig, self, trust_remote_code=trust_remote_code)
+    json: Annotated[bool, Help("One JSON event per line on standard output."), PLAIN] = False
+    debug: Annotated[bool, Help("Show the traceback of an error."), PLAIN] = False
 
 
-@dataclass(kw_only=True)
-class CaptureOptions(ModelOptions, StoreOptions):
-    """What decides a captured target bank, and where the model runs."""
-
-    source: Annotated[
-        str,
-        _build(
-            "--source", metavar="[NAME=]PATH", help="Conversations or token rows: a file, folder, saved dataset or address."
-        ),
-        Old("--data"),
-    ]
-    layers: Annotated[
-        str, _build("--layers", metavar="LIST", help="Blocks whose output is in the taps: 1,17,32 (−1: embeddings).")
-    ]
-    tokenizer: Tokenizer = None
-    target_model: Annotated[
-        str | None, _build("--target-model", metavar="NAME", help="The very string for the trainer. Default: --model's.")
-    ] = None
-    max_length: Annotated[int, _build("--max-length", help="Tokens kept of a sample.")] = 2048
-    min_loss_tokens: Annotated[int, _build("--min-loss-tokens", help="Samples with fewer are dropped.")] = 14
-    last_hidden_norm: Annotated[
-        str, _build("--last-hidden-norm", metavar="post|pre", help="Last hidden states: after or before the final norm.")
-    ] = "post"
-    max_batch: Annotated[int, _build("--max-batch", help="Rows a forward pass.")] = 128
-    token_budget: Annotated[int, _build("--token-budget", help="Tokens a forward pass.")] = 8192
-    limit: Annotated[int | None, _build("--limit", help="Only the first N samples.")] = None
-    max_shard_bytes: Annotated[int | None, _build("--max-shard-bytes", help="Default: 512 MiB.")] = None
-    on_bad_line: OnBadLine = None
-    max_line_bytes: MaxLineBytes = None
-
-    def config(self, *, trust_remote_code: bool) -> CaptureConfig:
-        from arrowbank.engine.plan import BatchRules
-        from arrowbank.targets.capture import CaptureConfig
-
-        ((name, place),) = sources([self.source])
-
-        return make(
-            CaptureConfig,
-            self,
-            model=self.model_config(trust_remote_code=trust_remote_code),
-            data=place,
-            source_name=None if place == self.source else name,
-            target_layer_ids=layer_list(self.layers),
-            rules=make(BatchRules, self),
-        )
+Out = Annotated[str, Help("The bank's folder.", "DIR")]
+Restart = Annotated[bool, Help("Throw away what the folder holds and begin again."), EXECUTION]
+DryRun = Annotated[bool, Help("Only say how much it will take. Exit code 1 if it does not fit."), EXECUTION]
+Texts = Annotated[str, Help("The texts bank, if it was moved.", "DIR"), EXECUTION]
 
 
-@dataclass
-class RunOptions:
-    """How a bank is made and which part of it. Every stage that makes a bank shard by shard takes these."""
-
-    engine: Annotated[str, _run("--engine", metavar="local|ray", help="Where workers run.")] = "local"
-    ray_address: Annotated[str | None, _run("--ray-address", help="Address of a Ray cluster. Default: a local Ray.")] = None
-    workers: Workers = None
-    worker: WorkerPart = None
-    shards: Annotated[str | None, _run("--shards", metavar="LIST", help="Only these shards: 3,7-9.")] = None
-    rows: Annotated[str | None, _run("--rows", metavar="A:B", help="Only the shards that hold these rows.")] = None
-    dry_run: DryRun = False
-    budget_gb: BudgetGb = None
-    restart: Restart = False
-
-    def options(self) -> Run:
-        from arrowbank.engine.stage import RunOptions as Run
-
-        return make(
-            Run,
-            self,
-            worker=worker_part(self.worker),
-            rows=row_range(self.rows),
-            shards=shard_list(self.shards),
-            budget_bytes=billions("--budget-gb", self.budget_gb),
-        )
-
-
-@dataclass
-class TextRunOptions(RunOptions):
-    """The same for `tokenize` and `build`."""
-
-    workers: Annotated[
-        int | None,
-        _run("--workers", help="Number of worker processes. Default: automatic; to tokenize, one per core."),
-        Old("--num-proc"),
-    ] = None
+def options_of(kind: Any, part: Part = WHOLE, base: Any = None) -> dict[str, Option]:
+    """The options of a config and of those inside it, by the names of the fields. `base` is a config with its defaults."""
+    found: dict[str, Option] = {}
+    own = {one.name for one in fields(kind) if _inner(hints_of(kind)[one.name]) is None}
+    for one in fields(kind):
+        hint, default = hints_of(kind)[one.name], default_of(kind, one.name)
+        inner = _inner(hint)
+        if one.name in part.without:
+            continue
+        if inner is None:
+            default = default if base is None or default is MISSING else getattr(base, one.name)
+            about = part.help.get(one.name) or mark(hint, Help, NO_HELP)
+            option = Option(one.name, hint, default, about, mark(hint, Group, CONTENT).name)
+            if option.flag:
+                found.setdefault(one.name, option)
+            continue
+        within = mark(hint, Part, WHOLE)
+        several, optional = get_origin(core_of(hint)) is tuple, default is None
+        for option in options_of(inner, within, default if isinstance(default, Settings) else None).values():
+            needed = option.default is MISSING
+            if needed and (optional or option.name in within.follows):
+                option = replace(option, default=None)
+            elif needed and several:
+                option = replace(option, repeated=True)
+            if option.name not in own:
+                found.setdefault(option.name, option)
+    return found
 
 
-@dataclass
-class GrowthOptions:
-    """What is checked before a feature bank grows."""
-
-    drift_sample: Annotated[
-        int | None,
-        _run("--drift-sample", show_default="64", help="With --onto: how many old texts are encoded again first; 0: none."),
-    ] = None
-    min_cosine: Annotated[
-        float | None,
-        _run("--min-cosine", show_default="0.999", help="With --onto: the least cosine of these to their vectors."),
-    ] = None
-
-
-def make(kind: Callable[..., Config], options: object, **others: Any) -> Config:
-    """A config of those of its fields that `options` has by the same names, and of `others`. What is None is left to its default."""
-    named = {field.name: getattr(options, field.name, None) for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    return kind(**{name: value for name, value in (named | others).items() if value is not None})
-
-
-def billions(option: str, value: float | None) -> int | None:
-    """A number of 10^9 bytes as bytes."""
-    return None if value is None else int(checked_value(value, Positive, option) * 1e9)
-
-
-def sources(values: list[str] | None) -> tuple[tuple[str, str], ...]:
-    """NAME=PATH values, or paths alone, as pairs."""
-    from arrowbank.inputs.sources import named_source
-
-    return tuple(map(named_source, values or ()))
-
-
-def pairs(option: str, values: list[str] | None) -> tuple[tuple[str, str], ...]:
-    """NAME=PATH values as pairs."""
-    found = []
-    for value in values or ():
-        name, equals, path = value.partition("=")
-        if not (name and equals and path):
-            raise InputError(f"{option} {value!r}: expected NAME=PATH, as in {option} train=train.jsonl.")
-        found.append((name, path))
-    return tuple(found)
+def make(kind: type[Config], values: Mapping[str, Any], part: Part = WHOLE, base: Any = None) -> tuple[Config, set[str]]:
+    """The config of the values of options, and the names of those that it took. InputError for one that is missing or out of bounds."""
+    arguments: dict[str, Any] = {}
+    taken: set[str] = set()
+    hints = hints_of(kind)
+    own = {one.name for one in fields(kind) if _inner(hints[one.name]) is None}  # type: ignore[arg-type]
+    for one in fields(kind):  # type: ignore[arg-type]
+        inner = _inner(hints[one.name])
+        default = default_of(kind, one.name)
+        if inner is None:
+            if one.name in values and one.name not in part.without:
+                arguments[one.name] = values[one.name]
+                taken.add(one.name)
+            elif base is not None:
+                arguments[one.name] = getattr(base, one.name)
+            elif default is MISSING:
+                flag, of = flag_of(one.name, hints[one.name]), part.follows.get(one.name)
+                raise InputError(f"{flag} is missing{f', and there is no --{of} to take it from' if of else ''}. Give {flag}.")
+            continue
+        within = mark(hints[one.name], Part, WHOLE)
+        names = options_of(inner, within)
+        mine = {name: value for name, value in values.items() if name in names and name not in own}
+        mine |= {name: values[of] for name, of in within.follows.items() if name not in mine and of in values}
+        needed = [name for name, option in names.items() if option.default is MISSING]
+        if get_origin(core_of(hints[one.name])) is tuple:
+            many = [make(inner, mine | {needed[0]: value}, within) for value in mine.get(needed[0], ())]
+            arguments[one.name] = tuple(config for config, _ in many)
+            taken.update(*(took for _, took in many))
+        elif default is not None or set(needed) & set(mine):
+            arguments[one.name], took = make(inner, mine, within, default if isinstance(default, Settings) else None)
+            taken |= took
+    return kind(**arguments), taken
 
 
-def layer_list(value: str | None, option: str = "--layers") -> tuple[int, ...] | None:
-    """1,11,21 as numbers."""
-    if value is None:
-        return None
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise InputError(f"{option} {value!r}: expected numbers, as in {option} 1,11,21.") from None
+def _refuse_lost(names: Iterable[str], kinds: Iterable[Any]) -> None:
+    """InputError for an option that no config took, since the one that would was not made."""
+    for name in names:
+        for kind in kinds:
+            if option := options_of(kind).get(name):
+                _refuse(option, f"no {_lead(kind, name)}")
 
 
-def row_range(value: str | None) -> tuple[int, int] | None:
-    """A:B as numbers."""
-    if value is None:
-        return None
-    start, colon, stop = value.partition(":")
-    if not (colon and start.isdecimal() and stop.isdecimal()):
-        raise InputError(f"--rows {value!r}: expected A:B, as in --rows 0:131072.")
-    return int(start), int(stop)
+def _refuse(option: Option, mode: str) -> None:
+    raise InputError(f"{option.flag}: has no effect with {mode}: leave {option.flag} out.")
 
 
-def shard_list(value: str | None) -> tuple[int, ...] | None:
-    """3,7-9 as numbers."""
-    if value is None:
-        return None
-    numbers: set[int] = set()
-    for part in value.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise InputError(f"--shards {value!r}: expected numbers and ranges, as in --shards 3,7-9.")
-        numbers |= set(range(int(low), int(high or low) + 1))
-    return tuple(sorted(numbers))
+def _lead(kind: Any, name: str) -> str:
+    """The option without which no config is made that would take the option `name`."""
+    for one in fields(kind):
+        inner = _inner(hints_of(kind)[one.name])
+        if inner and name in options_of(inner):
+            return _lead(inner, name)
+    return next((option.flag for option in options_of(kind).values() if option.default is MISSING), "")
 
 
-def worker_part(value: str | None) -> tuple[int, int] | None:
-    """I/N as numbers."""
-    if value is None:
-        return None
-    number, slash, count = value.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal()):
-        raise InputError(f"--worker {value!r}: expected I/N with I from 0 to N - 1, as in --worker 0/4.")
-    return int(number), int(count)
+# verbs
+
+
+def runnable(function: Callable[..., None]) -> Callable[..., None]:
+    """The function of a verb with a signature that Typer makes a command of: options in place of configs."""
+    parameters = inspect.signature(function, eval_str=True, locals=_Names(function)).parameters
+    typers: list[inspect.Parameter] = []
+    own: dict[str, Option] = {}
+    configs: dict[str, Any] = {}  # parameter → its class
+    for name, one in parameters.items():
+        hint = one.annotation
+        if any(isinstance(said, OptionInfo | ArgumentInfo) for said in marks(hint)):
+            typers.append(one)
+        elif about := mark(hint, Help, None):
+            own[name] = Option(
+                name, hint, MISSING if one.default is EMPTY else one.default, about, mark(hint, Group, PLAIN).name
+            )
+        else:
+            configs[name] = get_args(hint)[0] if get_origin(hint) is Later else settings_in(hint)
+    options: dict[str, Option] = {}
+    for name in parameters:
+        if name in own:
+            options[name] = own[name]
+        if (kind := configs.get(name)) is None:
+            continue
+        made_later = get_origin(parameters[name].annotation) is Later or parameters[name].default is None
+        for option in options_of(kind, _part(parameters[name])).values():
+            optional = made_later and option.default is MISSING
+            options.setdefault(option.name, replace(option, default=None) if optional else option)
+
+    def arguments(**given: Any) -> dict[str, Any]:
+        """What the function is called with."""
+        values = {
+            name: options[name].read(value)
+            for name, value in given.items()
+            if name in options and value is not None and value is not False and value not in ([], ())
+        }
+        called = {one.name: given[one.name] for one in typers}
+        for name, option in own.items():
+            called[name] = checked_value(values[name], option.hint, option.flag) if name in values else option.default
+        taken = set(own)
+        for name, kind in configs.items():
+            part = _part(parameters[name])
+            names = options_of(kind, part)
+            mine = {one: values[one] for one in names if one in values}
+            if get_origin(parameters[name].annotation) is Later:
+                called[name] = Later(kind, mine)
+                taken |= set(mine)
+            elif parameters[name].default is None and not any(one in mine for one in names if names[one].default is MISSING):
+                called[name] = None
+            else:
+                called[name], took = make(kind, mine, part)
+                taken |= took
+        _refuse_lost([name for name in values if name not in taken], configs.values())
+        return called
+
+    def run(**given: Any) -> None:
+        function(**arguments(**given))
+
+    for one in typers:
+        _complete(one)
+    shown = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in typers]
+    shown += [option.parameter() for option in options.values()]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in shown}
+    run.arguments = arguments  # type: ignore[attr-defined]
+    run.configs = configs  # type: ignore[attr-defined]
+    run.renamed = {  # type: ignore[attr-defined]
+        old: option.flag
+        for option in options.values()
+        for said in marks(option.hint)
+        if isinstance(said, Old)
+        for old in said.names
+    }
+    return run
+
+
+def _part(parameter: inspect.Parameter) -> Part:
+    return mark(parameter.annotation, Part, WHOLE)
+
+
+class _Names(dict[str, Any]):
+    """The names in a verb's annotations that its module does not have when it runs: those of `arrowbank`."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        super().__init__()
+        self._module = function.__globals__
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._module or name not in arrowbank.__all__:
+            raise KeyError(name)
+        return getattr(arrowbank, name)
+
+
+def _inner(hint: Any) -> type[Settings] | None:
+    """The class of the configs in a field that has options for their fields."""
+    return None if mark(hint, Help, NO_HELP).read else settings_in(hint)
+
+
+def _complete(parameter: inspect.Parameter) -> None:
+    """Let shells offer what the name of a value lists (`post|pre`)."""
+    for info in marks(parameter.annotation):
+        if isinstance(info, OptionInfo | ArgumentInfo) and info.autocompletion is None:
+            info.autocompletion = _offer((info.metavar or "").split("|"))
+
+
+def _offer(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """Completions for an option that takes one of several values."""
+    return (lambda incomplete: [one for one in choices if one.startswith(incomplete)]) if len(choices) > 1 else None

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arrowbank.cli import options as o
-from arrowbank.cli.parameters import Common
+from arrowbank.cli.options import Common
 from arrowbank.cli.show import fail_on, progress_for
-from arrowbank.cli.spread import spread
-from arrowbank.settings import Count, Flag, Help, refuse_unread
+from arrowbank.settings import Count, Flag, Help
 
 if TYPE_CHECKING:
-    from arrowbank import SearchConfig
+    from arrowbank import AuditConfig, SearchConfig
     from arrowbank.features.audit import Audit
     from arrowbank.features.search import Searcher
 
@@ -48,60 +46,23 @@ def search(
             _show(searcher, [line], k, common.json)
 
 
-@spread
 def audit(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A feature bank that has the texts of all sources.")],
-    common: o.Common,
     other: Annotated[
         str | None, typer.Argument(metavar="EVAL_BANK", help="In place of sources: a bank audited against BANK.")
     ] = None,
-    source: Annotated[
-        list[str] | None, typer.Option("--source", metavar="NAME=PATH", help="A split, and where its records are; repeat it.")
-    ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field", metavar="KIND=PATH", help="Where texts of a kind are, as for `scan`. Default: as BANK was built."
-        ),
-    ] = None,
-    on_bad_line: o.OnBadLine = None,
-    max_line_bytes: o.MaxLineBytes = None,
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="NAME", help="The split that the others are compared to. Default: the first."),
-    ] = None,
-    threshold: Annotated[float, typer.Option("--threshold", help="Texts with this cosine or more are near.")] = 0.95,
-    max_shared: Annotated[
-        int | None, typer.Option("--max-shared", help="Exit code 1 if more texts are shared, exactly or nearly.")
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Write counts and the most alike pairs as JSON.")
-    ] = None,
+    *,
+    config: AuditConfig,
+    common: Common,
+    out: Annotated[str, Help("Write counts and the most alike pairs as JSON.", "FILE")] | None = None,
 ) -> None:
     """Count the texts of a split that are in another one, exactly or nearly: eval that a model has seen in training.
 
     Example: arrowbank audit router/features --source train=train.jsonl --source eval=eval.jsonl --max-shared 0
     """
-    from arrowbank.features.audit import AuditConfig, audit_file, inputs_of, write_audit
     from arrowbank.features.audit import audit as run
-    from arrowbank.features.scan import ScanConfig
+    from arrowbank.features.audit import audit_file, inputs_of, write_audit
 
-    sources = o.sources(source)
-    if not sources:
-        refuse_unread(
-            "two banks, which have their own texts", field=field, on_bad_line=on_bad_line, max_line_bytes=max_line_bytes
-        )
-    scan = None
-    if sources:
-        scan = o.make(
-            ScanConfig,
-            None,
-            sources=sources,
-            fields=o.pairs("--field", field) or None,
-            on_bad_line=on_bad_line,
-            max_line_bytes=max_line_bytes,
-        )
-    config = AuditConfig(scan=scan, threshold=threshold, max_shared=max_shared, against=against)
     if out is not None:
         audit_file(out, inputs_of(config, bank, other))
     found = run(config, bank, other, progress=progress_for(common.json))

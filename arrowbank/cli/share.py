@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arrowbank.cli.parameters import Common
+from arrowbank.cli.options import Common
 from arrowbank.cli.show import finish, progress_for
 from arrowbank.secrets import redact
 from arrowbank.settings import Help

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from arrowbank.cli import options as o
-from arrowbank.cli.parameters import Common, Restart
+from arrowbank.cli.options import Common, DryRun, Out, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate, unfinished
-from arrowbank.cli.spread import spread
-from arrowbank.errors import InputError
 from arrowbank.settings import Count, Help, Natural, Part
 
 if TYPE_CHECKING:
-    from arrowbank import ExportConfig, ModelConfig
+    from arrowbank import CaptureConfig, ExportConfig, ImportConfig, ModelConfig, RunOptions
 
 
-@spread
 def import_(
     source: Annotated[str, typer.Argument(metavar="DUMP", help="An engine's dump, or a DeepSpec or speculators folder.")],
-    out: o.Out,
-    what: o.ImportOptions,
-    common: o.Common,
-    to: Annotated[str | None, typer.Option("--to", metavar="deepspec", help="Write this cache to --out, and no bank.")] = None,
-    dry_run: o.DryRun = False,
-    restart: o.Restart = False,
+    out: Out,
+    config: ImportConfig,
+    common: Common,
+    to: Annotated[Literal["deepspec"], Help("Write this cache to --out, and no bank.")] | None = None,
+    dry_run: DryRun = False,
+    restart: Restart = False,
 ) -> None:
-    """Turn hidden states that lie somewhere already into a target bank, or straight into a DeepSpec cache.
+    """Turn hidden states that are stored somewhere already into a target bank, or straight into a DeepSpec cache.
 
     Example: arrowbank targets import dump --target-model Qwen/Qwen3-8B --layers 1,17,32 --out targets
     """
     from arrowbank.targets.importer import estimate_import, import_targets, import_to_deepspec
 
-    config, progress = what.config(), progress_for(common.json)
-    if to not in (None, "deepspec"):
-        raise InputError(f"--to {to}: expected deepspec. For other formats import into a bank, then `arrowbank export`.")
+    progress = progress_for(common.json)
     if dry_run:
         show_estimate(estimate_import(config, source, out, progress=progress), common.json)
     elif to:
@@ -47,30 +42,26 @@ def import_(
         finish(common.json, manifest, _made(out, manifest["counts"]))
 
 
-@spread
-def capture(
-    out: o.Out,
-    what: o.CaptureOptions,
-    how: o.RunOptions,
-    common: o.Common,
-    trust_remote_code: o.TrustRemoteCode = False,
-) -> None:
+def capture(out: Out, config: CaptureConfig, options: RunOptions, common: Common, dry_run: DryRun = False) -> None:
     """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
 
     Example: arrowbank targets capture --model Qwen/Qwen3-8B --source chats.jsonl --layers 1,17,32 --out targets
     """
+    from arrowbank.inputs.sources import named_source
     from arrowbank.targets.capture import capture as run
     from arrowbank.targets.capture import estimate_capture
 
-    config, options, progress = what.config(trust_remote_code=trust_remote_code), how.options(), progress_for(common.json)
-    if how.dry_run:
+    name, place = named_source(str(config.data))
+    if place != str(config.data):
+        config = replace(config, data=place, source_name=name)
+    progress = progress_for(common.json)
+    if dry_run:
         show_estimate(estimate_capture(config, out, options=options, progress=progress), common.json)
         return
     manifest = run(config, out, options=options, progress=progress)
     finish(common.json, manifest, _made(out, manifest["counts"]) if manifest["complete"] else unfinished(out, manifest))
 
 
-@spread
 def export(
     bank: Annotated[str, typer.Argument(metavar="BANK", help="A bank's folder.")],
     config: ExportConfig,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from arrowbank.errors import InputError
-from arrowbank.settings import Count, Settings
+from arrowbank.settings import Count, Help, Settings
 
 SHARD_ROWS = 65_536
 SHARD_BYTES = 1 << 29  # of a shard that is cut by size
@@ -45,10 +45,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRules(Settings):
-    """At most `max_batch` rows and, beyond a single row, at most `token_budget` tokens a batch."""
+    """At most `max_batch` rows and, beyond a single row, at most `token_budget` tokens per batch."""
 
-    max_batch: Count = 128
-    token_budget: Count = 8192
+    max_batch: Annotated[Count, Help("Rows per forward pass.")] = 128
+    token_budget: Annotated[Count, Help("Tokens per forward pass.")] = 8192
 
     def size(self, length: int) -> int:
         """How many rows of `length` tokens a batch takes."""

@@ -25,31 +25,31 @@ from arrowbank.engine.plan import Shard
 from arrowbank.engine.pool import MakeWorker, Report, Worker
 from arrowbank.errors import DiskFull, InputError
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, Flag, Natural, Settings, refuse_unread
+from arrowbank.settings import BUDGET, EXECUTION, Count, Flag, Help, Natural, Old, Settings, refuse_unread
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Settings):
-    """How a bank is made and which part of it, never what it contains. Every stage takes these.
+    """How a bank is made and which part of it, never what it contains. Every stage takes these."""
 
-    engine        "local" (this process, or several on this machine) or "ray"
-    ray_address   the Ray cluster (None: a local Ray)
-    workers       number of worker processes (None: one per GPU, or what the stage finds worthwhile)
-    worker        (i, n): this job's place in a job array, which makes every n-th of the chosen shards
-    shards        only these shards
-    rows          (start, stop): only the shards that hold these rows
-    budget_bytes  refuse to start if the bank takes more
-    restart       delete what the folder contains and start anew
-    """
-
-    engine: Literal["local", "ray"] = "local"
-    ray_address: str | None = None
-    workers: Count | None = None
-    worker: tuple[int, int] | None = None
-    shards: tuple[int, ...] | None = None
-    rows: tuple[int, int] | None = None
-    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
-    restart: bool = False
+    engine: Annotated[Literal["local", "ray"], Help("Where workers run: on this machine, or on Ray."), EXECUTION] = "local"
+    ray_address: Annotated[str, Help("Address of a Ray cluster. Default: a local Ray."), EXECUTION] | None = None
+    workers: (
+        Annotated[
+            Count,
+            Help("Number of worker processes. Default: automatic, such as one per GPU, or per core to tokenize."),
+            Old("--num-proc"),
+            EXECUTION,
+        ]
+        | None
+    ) = None
+    worker: Annotated[tuple[int, int], Help("This job's part in a job array.", "I/N", example="0/4"), EXECUTION] | None = None
+    shards: Annotated[tuple[int, ...], Help("Only these shards: 3,7-9.", example="3,7-9"), EXECUTION] | None = None
+    rows: (
+        Annotated[tuple[int, int], Help("Only the shards that hold these rows.", "A:B", example="0:131072"), EXECUTION] | None
+    ) = None
+    budget_bytes: Annotated[Natural, BUDGET, Flag("--budget-gb"), EXECUTION] | None = None
+    restart: Annotated[bool, Help("Throw away what the folder holds and begin again."), EXECUTION] = False
 
     def check(self) -> None:
         if self.engine == "local":

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ from arrowbank.features.nearest import nearest
 from arrowbank.features.scan import DEFAULT_FIELDS, ScanConfig, read_keys
 from arrowbank.inputs.sources import find_sources
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Cosine, Natural, Settings, checked
+from arrowbank.settings import Cosine, Help, Natural, Part, Settings, checked
 
 
 @dataclass(frozen=True)
@@ -127,18 +128,27 @@ TEXT_FIELDS = ("tokenizer_fingerprint", "special_tokens", "prompt", "max_key_tok
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(Settings):
-    """What to audit against what, and what is too alike.
+    """What to audit against what, and what is too alike. Without `scan`, two banks are compared."""
 
-    scan        the splits' sources, and how they are read, as `scan` takes them; None where two banks are compared
-    threshold   the least cosine of texts that are near
-    max_shared  how many texts may be shared, exactly or nearly, over all splits; None: any number
-    against     the split that the others are audited against; None: the first
-    """
-
-    scan: ScanConfig | None = None
-    threshold: Cosine = 0.95
-    max_shared: Natural | None = None
-    against: str | None = None
+    scan: (
+        Annotated[
+            ScanConfig,
+            Part(
+                without=("onto",),
+                help={
+                    "fields": Help(
+                        "Where texts of a kind are, as for `scan`; repeat it. Default: as BANK was built.", "KIND=PATH"
+                    ),
+                },
+            ),
+        ]
+        | None
+    ) = None
+    threshold: Annotated[Cosine, Help("Texts with this cosine or more are near.")] = 0.95
+    max_shared: Annotated[Natural, Help("Exit code 1 if more texts are shared, exactly or nearly, over all splits.")] | None = (
+        None
+    )
+    against: Annotated[str, Help("The split that the others are compared to. Default: the first.", "NAME")] | None = None
 
     def check(self) -> None:
         if self.scan is None:

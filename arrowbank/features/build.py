@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST, Manifest
@@ -19,7 +20,7 @@ from arrowbank.features.scan import inputs_of as scanned
 from arrowbank.features.tokenize import TokenizeConfig, tokenize
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Place, Settings, checked, refuse_unread
+from arrowbank.settings import Help, Part, Place, Settings, checked, refuse_unread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,15 @@ class BuildConfig(Settings):
     """A whole feature bank: what a recipe returns. `onto` is a folder that `build` made, whose texts and vectors stay."""
 
     scan: ScanConfig
-    tokenize: TokenizeConfig
+    tokenize: Annotated[
+        TokenizeConfig,
+        Part(
+            help={"tokenizer": Help("A folder or hub name; a fast tokenizer. Default: the model's.", "M")},
+            follows={"tokenizer": "model"},
+        ),
+    ]
     encode: EncodeConfig
-    onto: Place | None = None
+    onto: Annotated[Place, Help("A folder that build made: only texts that it lacks are encoded.", "DIR")] | None = None
 
 
 @explains("out")

@@ -17,7 +17,7 @@ from arrowbank.bank.checks import reason
 from arrowbank.engine.plan import SHARD_ROWS, BatchRules
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.config import ModelConfig
-from arrowbank.settings import Cosine, Count, Flag, Natural, Place, Settings, refuse_unread
+from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Place, Settings, refuse_unread
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
 # It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
@@ -49,24 +49,29 @@ class OwnEncoder(Encoder, Protocol):
 class EncodeConfig(Settings):
     """Everything that decides the vectors, together with the token bank.
 
-    Either `model` (transformers) or `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
-    with a `version`) is given. `limit` makes a bank of the first rows only. `trial` encodes so many rows to see speed and vectors;
-    such a bank is never committed. `onto` is a committed feature bank of the first rows, whose shards are taken over as they are.
-    Each worker then first encodes `drift_sample` of the old texts again (None: 64, 0: none); a cosine to the stored vector below
-    `min_cosine` (None: 0.999) ends the run.
+    Exactly one of `model` (transformers) and `encoder` ("package.module:factory", a callable without arguments that returns an Encoder
+    with a `version`) is given.
     """
 
     model: ModelConfig | None = None
-    encoder: str | None = None
+    encoder: Annotated[str, Help("An encoder of your own instead of --model.", "MODULE:FACTORY")] | None = None
     rules: BatchRules = field(default_factory=BatchRules)
-    normalize: Annotated[bool, Flag("--no-normalize")] = True
-    shard_rows: Count = SHARD_ROWS
-    limit: Count | None = None
-    trial: Count | None = None
-    mirror: Annotated[bool, Flag("--no-mirror")] = True
-    onto: Place | None = None
-    drift_sample: Natural | None = None
-    min_cosine: Cosine | None = None
+    normalize: Annotated[bool, Help("Keep the vectors' length.")] = True
+    shard_rows: Annotated[Count, Help("Rows per shard (at most 1 GiB of vectors).")] = SHARD_ROWS
+    limit: Annotated[Count, Help("Only the first N rows.")] | None = None
+    trial: Annotated[Count, Help("Encode N rows to see speed and vectors; the bank is never committed.")] | None = None
+    mirror: Annotated[bool, Help("Leave out the .npy, index.json and texts.jsonl.")] = True
+    onto: Annotated[Place, Help("A feature bank of the first rows: its shards are taken over.", "DIR")] | None = None
+    drift_sample: (
+        Annotated[
+            Natural, Help("With --onto: how many old texts each worker encodes again first; 0: none.", default="64"), EXECUTION
+        ]
+        | None
+    ) = None
+    min_cosine: (
+        Annotated[Cosine, Help("With --onto: the least cosine of these to their stored vectors.", default="0.999"), EXECUTION]
+        | None
+    ) = None
 
     def check(self) -> None:
         if (self.model is None) == (self.encoder is None):

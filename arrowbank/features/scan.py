@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,10 +37,20 @@ from arrowbank.inputs.bad_lines import BadLine
 from arrowbank.inputs.extract import SHA1_BYTES, Counts, Extract, Rules, extract_of
 from arrowbank.inputs.fields import parse_path
 from arrowbank.inputs.formats import PLAIN, TEXT, Reading
-from arrowbank.inputs.lines import MAX_LINE_BYTES, Span
-from arrowbank.inputs.sources import Print, Source, SourceFile, check_unchanged, find_sources, fingerprint, read_blocks, size_of
+from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine, Span
+from arrowbank.inputs.sources import (
+    Print,
+    Source,
+    SourceFile,
+    check_unchanged,
+    find_sources,
+    fingerprint,
+    named_source,
+    read_blocks,
+    size_of,
+)
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
+from arrowbank.settings import Flag, Help, Natural, Place, Settings, checked, refuse_unread
 
 DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
 Prints = Mapping[Any, Print]  # by the path
@@ -53,21 +63,39 @@ EXPANSION = 6  # of compressed text, roughly
 
 @dataclass(frozen=True, kw_only=True)
 class ScanConfig(Settings):
-    """What to scan. `sources`: (split name, path) pairs; `fields`: (kind, field path) pairs, taken in this order in every episode
-    (None: DEFAULT_FIELDS).
+    """What to scan, and how.
 
-    `strict`: a number, bool, list or object in place of a text is an error. `on_bad_line`: what to do with lines that are no JSON
-    object in UTF-8 (None: "error"; refused where all sources are tables, which have no lines). `onto`: a committed texts bank whose
-    rows stay ahead of the new ones. `max_line_bytes`: a longer line is an error; it bounds the memory that a line may take and decides
-    no row.
+    `sources` are (split name, path) pairs. `fields` are (kind, field path) pairs, taken in this order in every record (None:
+    DEFAULT_FIELDS). `on_bad_line` is refused where all sources are tables, which have no lines. `max_line_bytes` bounds the memory that
+    a line may take and decides no row.
     """
 
-    sources: Annotated[tuple[tuple[str, Place], ...], Flag("--source")]
-    fields: Annotated[tuple[tuple[str, str], ...], Flag("--field")] | None = None
-    strict: bool = False
-    on_bad_line: Literal["error", "skip"] | None = None
-    onto: Place | None = None
-    max_line_bytes: Count = MAX_LINE_BYTES
+    sources: Annotated[
+        tuple[tuple[str, Place], ...],
+        Flag("--source"),
+        Help(
+            "A split, and a file, folder, saved dataset or address of records; repeat it.",
+            "NAME=PATH",
+            example="train=train.jsonl",
+            read=named_source,
+        ),
+    ]
+    fields: (
+        Annotated[
+            tuple[tuple[str, str], ...],
+            Flag("--field"),
+            Help(
+                "Where texts of a kind are; repeat it. Default: query=query, candidate=candidates[].text",
+                "KIND=PATH",
+                example="query=query",
+            ),
+        ]
+        | None
+    ) = None
+    strict: Annotated[bool, Help("A query or text that is not a string is an error, not skipped.")] = False
+    on_bad_line: OnBadLine | None = None
+    onto: Annotated[Place, Help("A texts bank whose rows stay; unseen texts are added behind.", "DIR")] | None = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
 
     def check(self) -> None:
         if not self.sources:

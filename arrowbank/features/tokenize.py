@@ -35,8 +35,9 @@ from arrowbank.engine.pool import Report
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.features.bound_children import bound_children
+from arrowbank.models.config import TrustRemoteCode
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, Flag, Place, Settings, checked
+from arrowbank.settings import Count, Flag, Help, Place, Settings, checked
 
 if TYPE_CHECKING:
     import datasets
@@ -59,18 +60,16 @@ RESULT_SCHEMA = pa.unify_schemas([BANK_SCHEMA, pa.schema({"truncated": pa.bool_(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeConfig(Settings):
-    """How texts become tokens. `tokenizer` is a folder or a name that transformers knows; it must be a fast one.
+    """How texts become tokens."""
 
-    `max_tokens` counts special tokens, where `special_tokens` asks for them. `prompt` goes before every text. `on_long` is what
-    happens to a text of more tokens: "truncate" (on the tokenizer's own side, counted) or "error".
-    """
-
-    tokenizer: Place
-    max_tokens: Count = 256
-    special_tokens: bool = False
-    on_long: Literal["truncate", "error"] = "truncate"
-    prompt: str = ""
-    trust_remote_code: bool = False
+    tokenizer: Annotated[Place, Help("A folder or hub name; a fast tokenizer.", "M")]
+    max_tokens: Annotated[Count, Help("Tokens kept of a text, special tokens included.")] = 256
+    special_tokens: Annotated[bool, Help("Add the tokenizer's special tokens.")] = False
+    on_long: Annotated[
+        Literal["truncate", "error"], Help("What a text of more tokens does; truncate: on the tokenizer's own side, counted.")
+    ] = "truncate"
+    prompt: Annotated[str, Help('Prefix added to every text, for example "query: ".')] = ""
+    trust_remote_code: TrustRemoteCode = False
     shard_rows: Annotated[Count, Flag("")] = SHARD_ROWS
 
     def check(self) -> None:

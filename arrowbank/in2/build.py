@@ -247,9 +247,9 @@ class In2Stage(Stage):
     def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
         config = self.config
         tell_unread(progress, "--filler", files=unread_beside(self.fillers))
-        if (files := len(config.shard_examples)) < config.raw_shards and config.mirror:
+        if (files := len(config.shard_examples)) < config.raw_files and config.mirror:
             progress.message(
-                f"--raw-shards {config.raw_shards}: only {files} files are written, which {config.examples:,} examples fill with "
+                f"--raw-shards {config.raw_files}: only {files} files are written, which {config.examples:,} examples fill with "
                 f"{config.per_shard:,} each"
             )
 

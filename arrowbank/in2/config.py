@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from arrowbank.errors import InputError
-from arrowbank.settings import Count, Flag, Group, Help, Natural, Place, Settings
+from arrowbank.settings import Count, Flag, Group, Help, Natural, Old, Place, Settings, refuse_unread
 
 ArmName = Literal["a", "b", "c"]
 DTYPES = {"uint16": 1 << 16, "uint32": 1 << 32}
@@ -46,37 +46,43 @@ FillerTokenizer = Annotated[Place, Help("For a filler of texts.", "M"), PLANTED]
 class In2Config(Settings):
     """One arm. Counts and lengths are in tokens.
 
-    `decoys` None: a quarter of the triples. `raw_shards` raw files hold ceil(examples / raw_shards) examples each; fewer files are
-    written where that many examples fill fewer. `global_batch`: the number of
-    examples must be a multiple of it (a loader's batch × ranks). `unique_keys`: a key that its example holds twice, or that
-    its filler holds, is an error. `tokenizer` is for fillers that are texts. `shard_tokens` is what an Arrow shard may hold: what a worker
-    has in memory, and what a crash costs.
+    `raw_shards` files hold ceil(examples / raw_shards) examples each; fewer files are written where that many examples fill fewer.
+    `shard_tokens` is what an Arrow shard may hold: what a worker has in memory, and what a crash costs.
     """
 
-    arm: ArmName
-    length: Count
-    examples: Count
-    triples: Count = 64
-    key_len: Count = 4
-    val_len: Count = 8
-    alphabet: Count = 512
-    decoys: Natural | None = None
-    min_distance: Natural = 64
-    vocab: Count = 50304
-    seed: Natural = 0
-    split: Literal["train", "val"] = "train"
-    raw_shards: Count = 1
-    global_batch: Count | None = None
-    unique_keys: bool = False
-    dtype: Literal["uint16", "uint32"] = "uint16"
-    mirror: Annotated[bool, Flag("--no-mirror")] = True
-    tokenizer: Place | None = None
+    arm: Annotated[ArmName, Help("a: no needles; b: right before the probe; c: far before it."), PLANTED]
+    length: Length
+    examples: Annotated[Count, Help("Number of examples."), PLANTED]
+    triples: Annotated[Count, Help("Needles, probes and answers per example."), PLANTED] = 64
+    key_len: KeyLen = 4
+    val_len: ValLen = 8
+    alphabet: Alphabet = 512
+    decoys: Annotated[Natural, Help("Never asked for. Default: a quarter of the triples."), PLANTED] | None = None
+    min_distance: Annotated[Natural, Help("Arm c: least number of tokens between needle and probe."), PLANTED] = 64
+    vocab: Vocab = 50304
+    seed: Annotated[Natural, Help("The same for all arms that are compared."), PLANTED] = 0
+    split: Annotated[Literal["train", "val"], Help("In the files' names; train takes no validation file."), PLANTED] = "train"
+    raw_shards: (
+        Annotated[Count, Help("Number of raw shards; at most 100,000,000 tokens each.", default="1"), PLANTED] | None
+    ) = None
+    global_batch: (
+        Annotated[
+            Count, Help("The loader's batch x ranks: the number of examples must be a multiple."), Old("--align"), PLANTED
+        ]
+        | None
+    ) = None
+    unique_keys: Annotated[bool, Help("A key twice in an example, or in its filler, is an error."), PLANTED] = False
+    dtype: IdType = "uint16"
+    mirror: Annotated[bool, Help("Leave out the raw shards and their manifest."), PLANTED] = True
+    tokenizer: FillerTokenizer | None = None
     shard_tokens: Annotated[Count, Flag("")] = 1 << 23
 
     def check(self) -> None:
         if sys.byteorder != "little":
             raise InputError("this machine is big-endian, the files are little-endian. Build them on another one.")
         check_vocab(self.alphabet, self.vocab, self.dtype)
+        if not self.mirror:
+            refuse_unread("--no-mirror, which writes no raw shards", self, ["raw_shards"])
         if self.arm != "a":
             self._check_room()
         self._check_examples()
@@ -108,9 +114,14 @@ class In2Config(Settings):
         if self.per_shard * self.length > SHARD_TOKENS:
             most = SHARD_TOKENS // self.length
             raise InputError(
-                f"--raw-shards {self.raw_shards} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
+                f"--raw-shards {self.raw_files} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
                 f"{SHARD_TOKENS:,}. Give at least --raw-shards {-(-self.examples // most)}."
             )
+
+    @property
+    def raw_files(self) -> int:
+        """`raw_shards`, its default in place."""
+        return self.raw_shards or 1
 
     @property
     def span(self) -> int:
@@ -141,7 +152,7 @@ class In2Config(Settings):
     @property
     def per_shard(self) -> int:
         """Examples in a raw shard; the last may have fewer."""
-        return -(-self.examples // self.raw_shards)
+        return -(-self.examples // self.raw_files)
 
     @property
     def shard_examples(self) -> list[range]:
@@ -156,7 +167,7 @@ class In2Config(Settings):
             for field in fields(self)
             if field.name not in ("global_batch", "raw_shards", "tokenizer")
         }
-        return {**options, "decoys": self.decoy_count, "shards": self.raw_shards}
+        return {**options, "decoys": self.decoy_count, "shards": self.raw_files}
 
 
 def check_vocab(alphabet: int, vocab: int, dtype: str) -> None:

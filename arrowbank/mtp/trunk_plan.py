@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import InputError
-from arrowbank.inputs.lines import MAX_LINE_BYTES
+from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine
+from arrowbank.inputs.sources import named_source
 from arrowbank.models import ModelConfig
-from arrowbank.settings import Count, Flag, Place, Settings, refuse_unread
+from arrowbank.settings import Count, Flag, Help, Old, Part, Place, Settings, refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelInfo
@@ -36,41 +37,60 @@ class TrunkData(Settings):
             raise InputError(f"--source {self.name}={self.path}: expected NAME=PATH, as in --source code=tokens.")
 
 
+def data_set(value: str) -> TrunkData:
+    """NAME=PATH@TOKENS (also NAME@TOKENS=PATH, or a path alone) as a data set."""
+    whole, of_path = _capped(value)
+    given_name, path = named_source(whole)
+    name, of_name = _capped(given_name)
+    return TrunkData(name, path, of_name if of_path is None else of_path)
+
+
+def _capped(value: str) -> tuple[str, int | None]:
+    """VALUE@TOKENS in two; a value without a number behind its last @ is whole."""
+    front, _, number = value.rpartition("@")
+    return (front, int(number)) if front and number.isdecimal() else (value, None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrunkConfig(Settings):
     """What is computed of which windows. Raises InputError for a value that no bank could take.
 
-    model      layer, pooling and backbone stay at their defaults: a trunk is the whole model
-    data       the sets, in the order of the bank's windows
-    window     T, tokens a window
-    topk       k, next tokens kept a row
-    tokens     taken of a set that does not say (None: 393,216)
-    chain      steps that the draft will look ahead: a short last window is kept if it has 16 tokens more
-    last_hidden_norm  "post" or "pre": hidden states after or before the model's final norm
-    layers     blocks whose output is kept of held-out windows, in a bank of their own; i is what block i puts out
-    hold_all   every window is held out: for evaluation only
-    tokenizer  for data that are texts; default the model's
-    text_field where the text is in a line of .jsonl or a row of a saved dataset (None: "text")
-    max_line_bytes  a longer line of the data is an error; it decides no row
-    on_bad_line     what to do with lines that are no JSON object in UTF-8 (None: "error")
-    rules      the batches: at most so many windows and tokens a forward pass; of one window, a row's bits are its own alone
+    `data` are the sets, in the order of the bank's windows. A short last window is kept if it has 16 tokens more than `chain`.
     """
 
-    model: ModelConfig
-    data: tuple[TrunkData, ...]
-    window: Count = 2048
-    topk: Count = 64
-    tokens: Count | None = None
-    chain: Count = 3
-    last_hidden_norm: Literal["post", "pre"] = "post"
-    layers: tuple[int, ...] = ()
-    hold_all: bool = False
-    tokenizer: Place | None = None
-    text_field: str | None = None
-    rules: BatchRules = field(default_factory=lambda: BatchRules(max_batch=1))
-    max_shard_bytes: Count | None = None
-    max_line_bytes: Count = MAX_LINE_BYTES
-    on_bad_line: Literal["error", "skip"] | None = None
+    model: Annotated[ModelConfig, Part(without=("pooling", "layer", "backbone"))]
+    data: Annotated[
+        tuple[TrunkData, ...],
+        Flag("--source"),
+        Old("--data"),
+        Help(
+            "A set; repeat it. A bank, file, folder or saved dataset; @TOKENS: taken instead of --tokens.",
+            "NAME=PATH@TOKENS",
+            read=data_set,
+        ),
+    ]
+    window: Annotated[Count, Help("Tokens per window.")] = 2048
+    topk: Annotated[Count, Help("Most likely next tokens kept per row.")] = 64
+    tokens: Annotated[Count, Help("Tokens taken of a set without @TOKENS of its own.", default="393216")] | None = None
+    chain: Annotated[Count, Help("Steps that the draft looks ahead (for the last window).")] = 3
+    last_hidden_norm: Annotated[
+        Literal["post", "pre"], Help("Hidden states: after or before the final norm."), Old("--hidden")
+    ] = "post"
+    layers: Annotated[
+        tuple[int, ...],
+        Help("Blocks whose output is kept of held-out windows, into DIR-taps: 1,9,17.", example="1,9,17"),
+        Old("--taps"),
+    ] = ()
+    hold_all: Annotated[bool, Help("Hold every window out: for evaluation only.")] = False
+    tokenizer: Annotated[Place, Help("For data that are texts: a folder or hub name. Default: the model's.", "M")] | None = None
+    text_field: Annotated[str, Help("Where texts are in records and datasets.", "NAME", default="text")] | None = None
+    rules: Annotated[
+        BatchRules,
+        Part(help={"max_batch": Help("Windows per forward pass; 1: a row depends on no other window, to the bit.")}),
+    ] = field(default_factory=lambda: BatchRules(max_batch=1))
+    max_shard_bytes: Annotated[Count, Help("Largest size of a shard. Default: 512 MiB.")] | None = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
+    on_bad_line: OnBadLine | None = None
 
     def check(self) -> None:
         names = [one.name for one in self.data]
@@ -83,13 +103,6 @@ class TrunkConfig(Settings):
             )
         if all(one.tokens is not None for one in self.data):
             refuse_unread("data sets that all have @TOKENS of their own", self, ["tokens"])
-        plain = ModelConfig(model=self.model.model)
-        for name in ("layer", "pooling", "backbone"):
-            if getattr(self.model, name) != getattr(plain, name):
-                raise InputError(
-                    f"model.{name} is {getattr(self.model, name)!r}, which a trunk has no use for; expected the default, "
-                    f"{getattr(plain, name)!r}. Which hidden states are kept is said by last_hidden_norm and layers."
-                )
 
     @property
     def trunk_model(self) -> ModelConfig:

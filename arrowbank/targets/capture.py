@@ -22,18 +22,20 @@ from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_BYTES, BatchRules, Shard, batches, gather
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import BadVector, InputError
-from arrowbank.inputs.lines import MAX_LINE_BYTES
+from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine
 from arrowbank.inputs.records import Records
 from arrowbank.inputs.sources import source_places
 from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import Count, Flag, Natural, Place, Settings, checked, refuse_unread
+from arrowbank.settings import Count, Flag, Help, Natural, Old, Part, Place, Settings, checked, refuse_unread
 from arrowbank.targets.conversations import ChatTokenizer
 from arrowbank.targets.rows import ASSISTANT_TOKENS, PreparedRows, RowMaker, RowRules, loss_mask_rule, prepare, samples_at
 from arrowbank.targets.shards import (
     REMEDY,
     WHAT,
     ShardColumns,
+    StoredAs,
+    StoredSpans,
     check_layers,
     commit_targets,
     has_tally,
@@ -157,48 +159,39 @@ METHOD = 1  # raise it when the same samples and weights would give other bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureConfig(Settings):
-    """What is captured of which samples. Raises InputError for a value that no capture could take.
+    """What is captured of which samples. Raises InputError for a value that no capture could take."""
 
-    model              layer, pooling and backbone stay at their defaults: which states are kept is said here
-    data               conversations or token rows: files of any known format, saved datasets, token banks
-    target_layer_ids   ascending; i is what decoder block i puts out, −1 the embeddings
-    tokenizer          a folder or hub name; default the model's
-    target_model       the very string that the trainer will be given; default the model's as given
-    max_length         tokens kept of a sample
-    min_loss_tokens    samples with fewer are dropped
-    last_hidden_norm   "post" or "pre": last hidden states after or before the model's final norm
-    limit              only the first samples
-    max_line_bytes     a longer line of the data is an error; it decides no row
-    on_bad_line        what to do with lines that are no JSON object in UTF-8 (None: "error")
-    source_name        what samples without an id are named by, ahead of their number (None: the file's name)
-    """
-
-    model: ModelConfig
-    data: Annotated[str | Path, Flag("--source")]
-    target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")]
-    tokenizer: Place | None = None
-    target_model: str | None = None
-    max_length: Count = 2048
-    min_loss_tokens: Natural = 14
-    last_hidden_norm: Literal["post", "pre"] = "post"
-    codec: Codec = "bf16"
-    spans: Spans = "all"
+    model: Annotated[ModelConfig, Part(without=("pooling", "layer", "backbone"))]
+    data: Annotated[
+        str | Path,
+        Flag("--source"),
+        Help("Conversations or token rows: a file, folder, saved dataset or address.", "[NAME=]PATH"),
+        Old("--data"),
+    ]
+    target_layer_ids: Annotated[
+        tuple[int, ...],
+        Flag("--layers"),
+        Help("Blocks whose output is in the taps: 1,17,32 (−1: embeddings).", example="1,17,32"),
+    ]
+    tokenizer: Annotated[Place, Help("A folder or hub name. Default: the model's.", "M")] | None = None
+    target_model: (
+        Annotated[str, Help("Name of the target model, exactly as the trainer will be given it. Default: --model's.", "NAME")]
+        | None
+    ) = None
+    max_length: Annotated[Count, Help("Tokens kept of a sample.")] = 2048
+    min_loss_tokens: Annotated[Natural, Help("Samples with fewer are dropped.")] = 14
+    last_hidden_norm: Annotated[Literal["post", "pre"], Help("Last hidden states: after or before the final norm.")] = "post"
+    codec: StoredAs = "bf16"
+    spans: StoredSpans = "all"
     rules: BatchRules = field(default_factory=BatchRules)
-    limit: Count | None = None
-    max_shard_bytes: Count | None = None
-    max_line_bytes: Count = MAX_LINE_BYTES
-    on_bad_line: Literal["error", "skip"] | None = None
-    source_name: str | None = None
+    limit: Annotated[Count, Help("Only the first N samples.")] | None = None
+    max_shard_bytes: Annotated[Count, Help("Largest size of a shard. Default: 512 MiB.")] | None = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
+    on_bad_line: OnBadLine | None = None
+    source_name: Annotated[str, Flag("")] | None = None
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)
-        plain = ModelConfig(model=self.model.model)
-        for name in ("layer", "pooling", "backbone"):
-            if getattr(self.model, name) != getattr(plain, name):
-                raise InputError(
-                    f"model.{name} is {getattr(self.model, name)!r}, which a capture has no use for; expected the default, "
-                    f"{getattr(plain, name)!r}. Which hidden states are kept is said by target_layer_ids and last_hidden_norm."
-                )
 
 
 class CaptureStage(Stage):

@@ -20,10 +20,8 @@ from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
 from arrowbank.bank.kinds.targets import (
     KIND,
-    Codec,
     Norm,
     RowsView,
-    Spans,
     TargetFacts,
     TargetRows,
     TargetSample,
@@ -40,11 +38,13 @@ from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import Count, Flag, Natural, Settings, checked, refuse_unread
+from arrowbank.settings import BUDGET, EXECUTION, Count, Flag, Help, Natural, Settings, checked, refuse_unread
 from arrowbank.targets.shards import (
     REMEDY,
     WHAT,
     ShardColumns,
+    StoredAs,
+    StoredSpans,
     check_layers,
     commit_targets,
     has_tally,
@@ -61,27 +61,44 @@ QUARANTINE = "quarantine.jsonl"
 class ImportConfig(Settings):
     """How hidden states are read, and what is kept of them.
 
-    `target_model` is the very string that the trainer will be given; it and the next four may be left out where the source
-    says them itself. `last_hidden_norm` is what the user knows of the source: after ("post", for None) or before ("pre") the final
-    norm. `loss_mask` (None: "auto") makes a dump's masks: "auto" takes the dump's own where every sample has one, else
-    "ones_except_first". What a source never reads is refused: a DeepSpec cache and a speculators folder have their own masks and no
-    samples to quarantine, and a speculators folder is always "pre".
+    The first five may be left out where the source says them itself. What a source never reads is refused: a DeepSpec cache and a
+    speculators folder have their own masks and no samples to quarantine, and a speculators folder is always "pre".
     """
 
-    target_model: str | None = None
-    target_layer_ids: Annotated[tuple[int, ...], Flag("--layers")] | None = None
-    hidden_size: Count | None = None
-    vocab_size: Count | None = None
-    last_hidden_norm: Norm | None = None
-    loss_mask: dump.LossMask | None = None
-    on_nonfinite: Literal["error", "keep", "drop"] = "error"
-    on_bad_sample: Literal["error", "quarantine"] | None = None
-    allow_outside: bool = False
-    limit: Count | None = None
-    codec: Codec = "bf16"
-    spans: Spans = "all"
-    max_shard_bytes: Count | None = None
-    budget_bytes: Annotated[Natural, Flag("--budget-gb")] | None = None
+    target_model: Annotated[str, Help("Name of the target model, exactly as the trainer will be given it.", "NAME")] | None = (
+        None
+    )
+    target_layer_ids: (
+        Annotated[
+            tuple[int, ...],
+            Flag("--layers"),
+            Help("Blocks whose output is in the taps: 1,11,21 (−1: embeddings).", example="1,11,21"),
+        ]
+        | None
+    ) = None
+    hidden_size: Annotated[Count, Help("Checked on all samples. Default: the first one's.")] | None = None
+    vocab_size: Annotated[Count, Help("Token ids from here on are an error.")] | None = None
+    last_hidden_norm: Annotated[Norm, Help("Last hidden states: after or before the final norm.", default="post")] | None = None
+    loss_mask: (
+        Annotated[
+            dump.LossMask,
+            Help(
+                "Which tokens count in the loss. auto: the dump's masks where every sample has one, else ones_except_first.",
+                default="auto",
+            ),
+        ]
+        | None
+    ) = None
+    on_nonfinite: Annotated[Literal["error", "keep", "drop"], Help("What NaN and Inf do.")] = "error"
+    on_bad_sample: (
+        Annotated[Literal["error", "quarantine"], Help("quarantine: leave it out and note why.", default="error")] | None
+    ) = None
+    allow_outside: Annotated[bool, Help("Follow paths and links out of the dump.")] = False
+    limit: Annotated[Count, Help("Only the first N samples.")] | None = None
+    codec: StoredAs = "bf16"
+    spans: StoredSpans = "all"
+    max_shard_bytes: Annotated[Count, Help("Default: 512 MiB for a bank, 64 GiB for a cache.")] | None = None
+    budget_bytes: Annotated[Natural, BUDGET, Flag("--budget-gb"), EXECUTION] | None = None
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,14 @@ from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import publish_json
 from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, nonfinite
-from arrowbank.bank.kinds.targets import TargetFacts, TargetRows, TargetSample, needed_positions
+from arrowbank.bank.kinds.targets import Codec, Spans, TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.engine.plan import Shard, cut_shards
 from arrowbank.errors import BadVector, InputError
+from arrowbank.settings import Help
+
+StoredAs = Annotated[Codec, Help("How hidden states are stored; fp8: half the size, the error is measured.")]
+StoredSpans = Annotated[Spans, Help("supervised: hidden states only where a loss token needs them.")]
 
 
 def target_shards(lengths: npt.NDArray[np.int64], facts: TargetFacts, shard_bytes: int | None = None) -> list[Shard]:
