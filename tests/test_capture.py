@@ -555,7 +555,7 @@ def test_wrong_layers_are_refused(model: Path, chats: Path, tmp_path: Path, laye
         ({"max_length": 0}, "max_length is 0; expected at least 1"),
         ({"min_loss_tokens": -1}, "min_loss_tokens is -1; expected at least 0"),
         ({"limit": 0}, "limit is 0"),
-        ({"model": ModelConfig(model="m", layer=1)}, "model.layer is 1, which a capture has no use for"),
+        ({"model": ModelConfig(model="m", layer=1)}, "model.layer is 1, which has no effect here"),
         ({"model": ModelConfig(model="m", backbone="outer")}, "model.backbone is 'outer'"),
     ],
 )

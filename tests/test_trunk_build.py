@@ -446,7 +446,7 @@ def test_what_cannot_be_built_is_refused_and_nothing_is_written(
         ({"layers": (2, 1)}, "--layers 2,1: expected ascending ids"),
         ({"data": ()}, "expected at least one"),
         ({"data": (TrunkData("a", "x"), TrunkData("a", "y"))}, "each name once"),
-        ({"model": ModelConfig(model="m", layer=1)}, "model.layer is 1, which a trunk has no use for"),
+        ({"model": ModelConfig(model="m", layer=1)}, "model.layer is 1, which has no effect here"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], expected: str) -> None:
