@@ -15,7 +15,7 @@ import torch
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.floats import Bits, all_finite, nonfinite
-from arrowbank.bank.kinds.targets import KIND, Codec, Spans, TargetFacts, TargetSample, manifest_of, needed_positions
+from arrowbank.bank.kinds.targets import KIND, TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
