@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
     from arrowbank.bank.kinds.trunk import TrunkBank
+    from arrowbank.bank.torch_rows import collate_targets
     from arrowbank.combine.merge import merge_banks
     from arrowbank.combine.select import SelectConfig, select_rows
     from arrowbank.engine.plan import BatchRules
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from arrowbank.share.push import PushConfig, push
     from arrowbank.targets.capture import CaptureConfig, capture
     from arrowbank.targets.importer import ImportConfig, import_targets, import_to_deepspec
-    from arrowbank.trainer import FeatureDataset, TargetDataset, collate_targets, open_targets
 
 _HOME = {
     "Audit": "features.audit",
@@ -62,7 +62,6 @@ _HOME = {
     "Estimate": "engine.stage",
     "ExportConfig": "formats.registry",
     "FeatureBank": "bank",
-    "FeatureDataset": "trainer",
     "HealConfig": "mtp.heal_config",
     "Hit": "features.search",
     "ImportConfig": "targets.importer",
@@ -77,7 +76,6 @@ _HOME = {
     "SearchConfig": "features.search",
     "Searcher": "features.search",
     "SelectConfig": "combine.select",
-    "TargetDataset": "trainer",
     "TargetBank": "bank.kinds.targets",
     "TokenizeConfig": "features.tokenize",
     "TrunkBank": "bank.kinds.trunk",
@@ -89,7 +87,7 @@ _HOME = {
     "build_probes": "in2.probes",
     "build_trunk": "mtp.trunk_build",
     "capture": "targets.capture",
-    "collate_targets": "trainer",
+    "collate_targets": "bank.torch_rows",
     "compare": "features.compare",
     "encode": "features.encode",
     "estimate": "features.encode",
@@ -99,7 +97,6 @@ _HOME = {
     "import_to_deepspec": "targets.importer",
     "merge_banks": "combine.merge",
     "open_bank": "bank",
-    "open_targets": "trainer",
     "pull": "share.pull",
     "push": "share.push",
     "scan": "features.scan",
@@ -124,7 +121,6 @@ __all__ = [
     "Estimate",
     "ExportConfig",
     "FeatureBank",
-    "FeatureDataset",
     "HealConfig",
     "Hit",
     "ImportConfig",
@@ -140,7 +136,6 @@ __all__ = [
     "Searcher",
     "SelectConfig",
     "TargetBank",
-    "TargetDataset",
     "TokenizeConfig",
     "TrunkBank",
     "TrunkConfig",
@@ -161,7 +156,6 @@ __all__ = [
     "import_to_deepspec",
     "merge_banks",
     "open_bank",
-    "open_targets",
     "pull",
     "push",
     "scan",

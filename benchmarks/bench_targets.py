@@ -188,14 +188,14 @@ def run() -> list[dict[str, Any]]:
 
 
 def reads() -> list[dict[str, Any]]:
-    """Random samples from `open_targets`, against copying the same bytes out of the mapped file."""
-    from arrowbank import import_targets, open_targets
+    """Random samples from `to_torch()`, against copying the same bytes out of the mapped file."""
+    from arrowbank import TargetBank, import_targets, open_bank
 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         make_dump(folder / "dump", 32)
         import_targets(config(), folder / "dump", folder / "bank")
-        targets = open_targets(folder / "bank")
+        targets = open_bank(folder / "bank", kind=TargetBank).to_torch()
         rows = np.random.default_rng(1).permutation(len(targets)).tolist() * 2
         bytes_a_row = TOKENS * WIDTH * 2 * (LAYERS + 1)
         mapped = np.memmap(folder / "bank" / "data-00000.arrow", np.uint8, mode="r")
@@ -212,7 +212,7 @@ def reads() -> list[dict[str, Any]]:
             best["plain"] = max(best["plain"], len(rows) * bytes_a_row / (time.perf_counter() - begin) / 1e6)
     return [
         {
-            "what": "random samples from open_targets, against copying as many bytes from the mapped file",
+            "what": "random samples from to_torch(), against copying as many bytes from the mapped file",
             "ours": best["ours"],
             "baseline": best["plain"],
             "ratio": best["ours"] / best["plain"],

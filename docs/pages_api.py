@@ -13,25 +13,17 @@ import arrowbank
 
 # part of the package → heading; a name whose part is not here comes last, so that none is left out
 GROUPS = {
-    "bank": "Open and prove a bank",
-    "trainer": "In PyTorch",
-    "building": "Feature banks",
-    "corpus": "Feature banks",
-    "encoding": "Feature banks",
-    "comparison": "Feature banks",
-    "joining": "Banks out of banks",
-    "searching": "Look into a bank",
-    "auditing": "Look into a bank",
-    "leakage": "Look into a bank",
+    "bank": "Open and verify a bank",
+    "features": "Feature banks",
+    "combine": "Banks out of banks",
     "report": "Look into a bank",
     "models": "Models and batches",
-    "plan": "Models and batches",
+    "engine": "Models and batches",
     "targets": "Target banks",
     "in2": "IN2 arms",
-    "trunk": "Trunk banks and healing",
-    "heal": "Trunk banks and healing",
-    "exporting": "Hand a bank on",
-    "hub": "Hand a bank on",
+    "mtp": "Trunk banks and healing",
+    "formats": "Hand a bank on",
+    "share": "Hand a bank on",
 }
 OTHER = "More"
 INTRODUCTION = """\

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from arrowbank import CaptureConfig, ModelConfig, TargetDataset, capture, collate_targets, open_targets
+from arrowbank import CaptureConfig, ModelConfig, TargetBank, capture, collate_targets, open_bank
 from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, InputError
@@ -174,10 +174,10 @@ def train(draft: Draft, target: Target, loader: DataLoader[Batch], epochs: int) 
         print(f"  epoch {epoch + 1} of {epochs}: loss {total / len(loader):.3f}", flush=True)
 
 
-def run(targets: TargetDataset, model: str, epochs: int) -> None:
+def run(bank: TargetBank, model: str, epochs: int) -> None:
     """Train a draft on the bank, and say what it came to on every tenth row."""
-    facts, target = targets.bank.facts, Target(model)
-    rows = [row for row, length in enumerate(targets.bank.lengths) if length > CHAIN + 1]
+    facts, target, targets = bank.facts, Target(model), bank.to_torch()
+    rows = [row for row, length in enumerate(bank.lengths) if length > CHAIN + 1]
     fit, held = (Subset(targets, [row for row in rows if (row % HELD_OUT == HELD_OUT - 1) == out]) for out in (False, True))
     if not fit or not held:
         raise InputError(f"{len(rows)} rows of more than {CHAIN + 1} tokens: too few to hold every tenth out. Give more.")
@@ -256,7 +256,7 @@ def main() -> None:
     bank, model = (given.bank, given.model) if given.bank else make_bank(given.out, given.texts, given.rows)
     # the head that is borrowed must fit the states that are learnt from: the same target, and states after its final norm
     expect = {"target_model_name_or_path": model, "last_hidden_norm": "post", "spans": "all"}
-    run(open_targets(bank, expect), model, given.epochs)
+    run(open_bank(bank, expect, kind=TargetBank), model, given.epochs)
     print(f"{time.monotonic() - begin:.0f} s")
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from arrowbank import FeatureDataset, build
+from arrowbank import FeatureBank, build, open_bank
 from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, InputError
@@ -90,7 +90,7 @@ class Scorer(torch.nn.Module):
         return normalize(vectors + vectors @ self.down[side] @ self.up[side], dim=-1)
 
 
-def read_episodes(vectors: FeatureDataset, path: Path) -> list[Episode]:
+def read_episodes(bank: FeatureBank, path: Path) -> list[Episode]:
     """The episodes of a file of JSON lines by row numbers; one for each query. InputError for a text that the bank lacks, and for
     a file of something else."""
     try:
@@ -105,7 +105,7 @@ def read_episodes(vectors: FeatureDataset, path: Path) -> list[Episode]:
             f"{path}: no file of episodes ({type(error).__name__}: {error}). Give JSON lines with a query and candidates, and of each "
             "candidate its text and whether it is relevant."
         ) from None
-    row = dict(zip(texts, vectors.bank.rows(texts).tolist(), strict=True))
+    row = dict(zip(texts, bank.rows(texts).tolist(), strict=True))
     if missing := [text for text in texts if row[text] < 0]:
         raise InputError(f"{path}: the bank lacks {len(missing)} of its texts, the first {missing[0][:60]!r}. Give its own.")
     relevant: dict[int, dict[int, None]] = {}
@@ -208,24 +208,24 @@ def report(before: torch.Tensor, after: torch.Tensor) -> None:
         print(f"{'@' + str(k):>14}  {old:6.3f}  {new:7.3f}  {new - old:+.3f} ({low:+.3f} to {high:+.3f})")
 
 
-def run(bank: Path, sources: dict[str, Path], expect: dict[str, object], epochs: int) -> None:
-    """Train on `bank`, which must be what `expect` says, and say what came of it."""
-    dataset = FeatureDataset(bank, expect)  # vectors of another model, or of texts cut shorter, are refused here
+def run(folder: Path, sources: dict[str, Path], expect: dict[str, object], epochs: int) -> None:
+    """Train on the bank in `folder`, which must be what `expect` says, and say what came of it."""
+    bank = open_bank(folder, expect, kind=FeatureBank)  # vectors of another model, or of texts cut shorter, are refused here
 
     def vectors(rows: Sequence[int]) -> torch.Tensor:
-        return torch.from_numpy(dataset.bank.take(rows)).float()  # float16 on disk; only these rows are read
+        return torch.from_numpy(bank.take(rows)).float()  # float16 on disk; only these rows are read
 
-    seen, held = (read_episodes(dataset, sources[split]) for split in ("train", "eval"))
+    seen, held = (read_episodes(bank, sources[split]) for split in ("train", "eval"))
     test, clean = split_of(held), without(seen, held)
     if not test.questions:
         raise InputError(f"{sources['eval']}: no episode has a relevant candidate, so there is nothing to measure. Give more.")
     lost = len(split_of(seen).questions) - len(split_of(clean).questions)
-    print(f"{len(dataset):,} vectors; eval: {len(test.questions):,} questions, pool {len(test.pool):,}")
+    print(f"{len(bank):,} vectors; eval: {len(test.questions):,} questions, pool {len(test.pool):,}")
     print(f"train: {len(split_of(clean).questions):,} questions, after {lost:,} that share a text with eval were left out")
     setting, best = choose(clean, vectors, epochs)
     *_, scorer = train(split_of(clean).questions, vectors, setting, best)
     print(f"trained again on all of train: {setting}, {best} epochs")
-    report(recalls(Scorer(dataset.bank.hidden_size, 1), test, vectors), recalls(scorer, test, vectors))
+    report(recalls(Scorer(bank.hidden_size, 1), test, vectors), recalls(scorer, test, vectors))
 
 
 def main() -> None:

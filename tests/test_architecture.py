@@ -32,7 +32,7 @@ LAYERS: dict[str, int] = {
             ["models"],
             ["formats"],
             ["features", "targets", "in2", "mtp"],
-            ["combine", "trainer"],
+            ["combine"],
             ["share", "report"],
             ["cli"],
             ["__main__"],

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_outputs import BaseModelOutput
 
 import arrowbank
-from arrowbank import CaptureConfig, ModelConfig, RunOptions, capture, open_targets, verify
-from arrowbank.bank import open_bank
+from arrowbank import CaptureConfig, ModelConfig, RunOptions, capture, open_bank, verify
 from arrowbank.bank.kinds.targets import needed_positions
 from arrowbank.cli import main
 from arrowbank.cli.show import progress_for
@@ -194,7 +193,7 @@ def test_rows_of_many_lengths_are_back_in_their_order(config: CaptureConfig, who
             wide, exact = ((side.astype(np.uint32) << 16).view(np.float32) for side in (found, expected))
             np.testing.assert_allclose(wide, exact, rtol=2**-6, atol=0.02)
     assert all(check.ok for check in verify(whole))
-    assert open_targets(whole)[0]["target_hidden_states"].shape == (bank.lengths[0], 96)
+    assert open_bank(whole).to_torch()[0]["target_hidden_states"].shape == (bank.lengths[0], 96)
 
 
 def test_the_manifest_says_what_was_kept_and_of_what(config: CaptureConfig, whole: Path, model: Path) -> None:
@@ -396,7 +395,7 @@ def test_several_processes_write_the_same_bytes(config: CaptureConfig, whole: Pa
 
 def test_every_moment_of_death_is_made_good_by_the_same_command(model: Path, whole: Path, tmp_path: Path) -> None:
     """Of token rows: a process that renders conversations takes a second more to start."""
-    rows = open_targets(whole)
+    rows = open_bank(whole).to_torch()
     lines = [{"input_ids": row["input_ids"].tolist(), "loss_mask": row["loss_mask"].tolist()} for row in rows]
     config = make(model, write_lines(tmp_path / "rows.jsonl", lines), max_length=90, max_shard_bytes=150_000)
     whole = tmp_path / "whole"
@@ -409,7 +408,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(model: Path, who
             break
         if not (out / "state.json").exists():
             with pytest.raises(ArrowbankError):
-                open_targets(out)
+                open_bank(out).to_torch()
         capture(config, out)
         assert tree_bytes(out) == tree_bytes(whole), f"killed at moment {moment}"
         shutil.rmtree(out)

@@ -284,8 +284,6 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "open_bank: folder": lambda out: arrowbank.open_bank(3),  # type: ignore[arg-type]
     "open_bank: expect": lambda out: arrowbank.open_bank(out, "max_tokens"),  # type: ignore[arg-type]
     "verify: quick": lambda out: arrowbank.verify(out, quick="yes"),  # type: ignore[arg-type]
-    "FeatureDataset.__init__: expect": lambda out: arrowbank.FeatureDataset(out, "max_tokens"),  # type: ignore[arg-type]
-    "TargetDataset.__init__: folder": lambda out: arrowbank.TargetDataset(3),  # type: ignore[arg-type]
     "compare: a": lambda out: arrowbank.compare(None, out),  # type: ignore[arg-type]
     "push: config": lambda out: arrowbank.push(out, "org/name", {"public": True}),  # type: ignore[arg-type]
     "pull: revision": lambda out: arrowbank.pull("org/name", out, revision=3),  # type: ignore[arg-type]

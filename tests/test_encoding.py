@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from arrowbank import EncodeConfig, FeatureBank, FeatureDataset, RunOptions, compare, encode, estimate, open_bank, verify
+from arrowbank import EncodeConfig, FeatureBank, RunOptions, compare, encode, estimate, open_bank, verify
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_lists
 from arrowbank.bank.mirror import write_mirror
@@ -138,7 +138,7 @@ def test_rows_and_vectors_of_texts(source: Source, whole: dict[str, str]) -> Non
 
 
 def test_the_torch_dataset_does_not_widen(source: Source, whole: dict[str, str]) -> None:
-    dataset = FeatureDataset(source.folder / "whole")
+    dataset = open_bank(source.folder / "whole").to_torch()
     batches_of = list(torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context="spawn"))
     assert [batch.dtype for batch in batches_of] == [torch.float16] * 3
     assert torch.equal(torch.cat(batches_of), torch.from_numpy(np.array(dataset.bank.matrix)))  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from arrowbank import ExportConfig, export, import_targets, open_targets
+from arrowbank import ExportConfig, export, import_targets, open_bank
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
 from arrowbank.formats.modelopt import conversation_ids
@@ -160,7 +160,7 @@ def of_sample(sample: Sample) -> Read:
 
 
 def of_bank(bank: Path, row: int) -> Read:
-    found = open_targets(bank)[row]
+    found = open_bank(bank).to_torch()[row]
     mask = found["loss_mask"].long()
     return Read(found["input_ids"], mask, found["target_hidden_states"], found["target_last_hidden_states"])
 

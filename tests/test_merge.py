@@ -27,7 +27,6 @@ from arrowbank import (
     import_targets,
     merge_banks,
     open_bank,
-    open_targets,
     scan,
     select_rows,
     tokenize,
@@ -250,7 +249,7 @@ def test_target_banks_are_put_on_end_and_a_sample_that_is_the_same_is_kept_once(
     assert manifest["counts"] == whole | {"dropped": {"quarantined": 0, "nonfinite": 0, "duplicate": 3}}
     assert (manifest["merged"]["shared"], manifest["text_count"]) == (3, 5)
     assert proved(tmp_path / "out")
-    row = open_targets(tmp_path / "out")[4]
+    row = open_bank(tmp_path / "out").to_torch()[4]
     assert row["target_hidden_states"].shape == (4, 24)
     export(ExportConfig(format="deepspec"), tmp_path / "out", tmp_path / "cache")
 

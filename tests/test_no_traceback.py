@@ -27,7 +27,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arrowbank import FeatureDataset, ScanConfig, open_bank, scan, verify
+from arrowbank import ScanConfig, open_bank, scan, verify
 from arrowbank.bank import Bank, FeatureBank
 from arrowbank.bank.checks import Check, run_check
 from arrowbank.bank.kinds.targets import TargetBank
@@ -486,7 +486,7 @@ def open_beside_a_writer(folder: str) -> None:
 
 def test_a_bank_goes_to_another_process_as_its_folder_and_its_commit(tmp_path: Path) -> None:
     bank = open_bank(save_features(tmp_path / "bank", np.ones((10, 4), np.float16)).folder)
-    dataset = FeatureDataset(bank.folder)
+    dataset = open_bank(bank.folder).to_torch()
     pickled = [pickle.dumps(bank), pickle.dumps(dataset)]
     assert max(map(len, pickled)) < 1000
     assert len(pickle.loads(pickled[0])) == len(pickle.loads(pickled[1])) == 10  # noqa: S301  # made two lines above

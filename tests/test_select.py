@@ -23,7 +23,6 @@ from arrowbank import (
     export,
     merge_banks,
     open_bank,
-    open_targets,
     scan,
     select_rows,
     verify,
@@ -202,7 +201,7 @@ def test_target_banks_are_selected_from(tmp_path: Path, options: dict[str, Any])
     assert counts["hidden_tokens"] == sum(len(row["target_last_hidden_states"]) for row in rows)
     assert (counts["kept"], counts["tokens"], counts["dropped"]) == (2, 6, {"not_selected": 2})
     if not options:
-        whole, some = open_targets(tmp_path / "bank"), open_targets(tmp_path / "out")
+        whole, some = open_bank(tmp_path / "bank").to_torch(), open_bank(tmp_path / "out").to_torch()
         assert np.array_equal(some[1]["target_hidden_states"].float(), whole[1]["target_hidden_states"].float())
         export(ExportConfig(format="deepspec"), tmp_path / "out", tmp_path / "cache")
     one = select_rows(SelectConfig(where=("sample=sample-0003.safetensors",)), tmp_path / "bank", tmp_path / "one")

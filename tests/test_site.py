@@ -27,7 +27,7 @@ from arrowbank import (
     build_trunk,
     capture,
     heal_draft,
-    open_targets,
+    open_bank,
 )
 from arrowbank.cli import GROUPS, VERBS, app
 from arrowbank.formats.registry import EVERY_FORMAT
@@ -57,7 +57,7 @@ def a_dump(folder: Path) -> dict[str, str]:
     capture(config, folder / "computed")
     (folder / "dump").mkdir()
     lines = []
-    for row, sample in enumerate(open_targets(folder / "computed")):
+    for row, sample in enumerate(open_bank(folder / "computed").to_torch()):
         names = ("input_ids", "target_hidden_states", "target_last_hidden_states")
         save_file({name: sample[name].contiguous() for name in names}, folder / "dump" / f"sample-{row:04d}.safetensors")
         lines.append(json.dumps({"file": f"sample-{row:04d}.safetensors"}) + "\n")

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_bank, open_targets, verify
+from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_bank, verify
 from arrowbank.bank.kinds.targets import TargetBank, needed_positions
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache
@@ -464,7 +464,7 @@ def test_fp8_cannot_hold_inf(tmp_path: Path) -> None:
 def test_a_bank_in_fp8_and_spans_opens_for_training(tmp_path: Path) -> None:
     make_dump(tmp_path / "dump")
     import_all(tmp_path / "dump", tmp_path / "bank", codec="fp8", spans="supervised", loss_mask="ones_except_first")
-    row = open_targets(tmp_path / "bank")[2]
+    row = open_bank(tmp_path / "bank").to_torch()[2]
     assert row["target_hidden_states"].dtype is torch.bfloat16
     assert row["hidden_positions"].tolist() == list(range(9))
     assert row["target_hidden_states"].shape == (9, LAYERS * WIDTH)

@@ -12,17 +12,7 @@ from typing import Any
 import datasets
 import pytest
 
-from arrowbank import (
-    ExportConfig,
-    SelectConfig,
-    export,
-    import_targets,
-    merge_banks,
-    open_bank,
-    open_targets,
-    select_rows,
-    verify,
-)
+from arrowbank import ExportConfig, SelectConfig, export, import_targets, merge_banks, open_bank, select_rows, verify
 from arrowbank.bank.names import UnsafeName
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
@@ -162,7 +152,7 @@ def test_a_target_bank_of_edited_labels_does_not_open(edited: Callable[..., Path
     for use in (
         lambda: open_bank(folder),
         lambda: open_bank(folder, expect={label: LABELS[label]}),
-        lambda: open_targets(folder),
+        lambda: open_bank(folder).to_torch(),
         lambda: export(ExportConfig(format="deepspec"), folder, folder.parent / "out"),
         lambda: merge_banks([folder, folder], folder.parent / "out"),
         lambda: select_rows(SelectConfig(limit=1), folder, folder.parent / "out"),

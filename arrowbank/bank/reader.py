@@ -37,12 +37,13 @@ from arrowbank.bank.manifest import (
 from arrowbank.bank.manifest_checks import check_info, check_manifest, check_state
 from arrowbank.bank.mapped import check_values, map_shard
 from arrowbank.bank.refusals import raise_refusal
-from arrowbank.errors import ContractError, CorruptBank, IncompleteBank
+from arrowbank.errors import ContractError, CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     import datasets
+    import torch.utils.data
 
 
 Identity = tuple[int, int, int, int]  # device, inode, bytes, time of change
@@ -257,6 +258,13 @@ class Bank:
         self._commit.require_unchanged()
         yield self.folder / name
         self._commit.require_unchanged()
+
+    def to_torch(self) -> torch.utils.data.Dataset[Any]:
+        """The rows as a `torch.utils.data.Dataset`, where banks of this kind have one. InputError where they have none."""
+        raise InputError(
+            f"{self.folder}: a bank of {self.kind} has no PyTorch rows of its own, expected features or targets. Read it with "
+            "`bank.dataset` or datasets.load_from_disk."
+        )
 
     @cached_property
     def dataset(self) -> datasets.Dataset:

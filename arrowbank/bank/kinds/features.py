@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import islice, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -40,6 +40,9 @@ from arrowbank.bank.reader import Bank
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.settings import checked
+
+if TYPE_CHECKING:
+    from arrowbank.bank.torch_rows import TorchVectors
 
 # float16 keeps 11 bits: each of D rounded components is off by at most 2^-12 of itself, and so is the norm
 NORM_TOLERANCE = 2.0**-11
@@ -168,6 +171,12 @@ class FeatureBank(Bank):
     """A committed feature bank: N vectors of width D, and the texts that they stand for."""
 
     manifest: FeatureManifest
+
+    def to_torch(self) -> TorchVectors:
+        """The vectors as a `torch.utils.data.Dataset`: each row [D] float16."""
+        from arrowbank.bank.torch_rows import TorchVectors
+
+        return TorchVectors(self)
 
     @property
     def hidden_size(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from arrowbank.bank.mapped import require_same_lengths
 from arrowbank.bank.reader import Bank
 from arrowbank.errors import CorruptBank
 from arrowbank.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from arrowbank.bank.torch_rows import TorchTargets
 
 # what exports and trainers take hidden states for
 LABELS = (
@@ -63,7 +66,7 @@ class TargetManifest(BankManifest, kw_only=True):
     model_fingerprint: str | None = None
 
 
-TARGET_ROW = f'from arrowbank import open_targets\n\nrow = open_targets("{FOLDER}")[0]'
+TARGET_ROW = f'from arrowbank import open_bank\n\nrow = open_bank("{FOLDER}").to_torch()[0]'
 
 
 KIND = "targets"
@@ -182,7 +185,7 @@ def needed_positions(loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
 
 
 class TargetBank(Bank):
-    """A committed target bank. See `open_targets` for PyTorch tensors."""
+    """A committed target bank: token ids and the hidden states of a target model, row by row."""
 
     manifest: TargetManifest
 
@@ -207,6 +210,12 @@ class TargetBank(Bank):
             raise IndexError(f"row {row} of a bank of {len(self)} rows")
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self._view(index).sample(row - int(self.starts[index]))
+
+    def to_torch(self) -> TorchTargets:
+        """The rows as a `torch.utils.data.Dataset` of dicts of tensors, for a DataLoader with `collate_targets`."""
+        from arrowbank.bank.torch_rows import TorchTargets
+
+        return TorchTargets(self)
 
     @cached_property
     def _views(self) -> dict[int, _ShardRows]:

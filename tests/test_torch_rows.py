@@ -1,4 +1,4 @@
-"""`open_targets`: tensors of the right types that own their memory, batches, and DataLoader workers."""
+"""`to_torch` of target banks: tensors of the right types that own their memory, batches, and DataLoader workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from arrowbank import ImportConfig, collate_targets, import_targets, open_targets
+from arrowbank import ImportConfig, collate_targets, import_targets, open_bank
 from arrowbank.errors import ContractError, InputError
 from tests import tiny
 from tests.dumps import LAYERS, LENGTHS, WIDTH, Tensors, make_dump
@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> list[Tensors]:
 
 
 def test_rows_are_dicts_of_tensors(made: list[Tensors], tmp_path: Path) -> None:
-    targets = open_targets(tmp_path / "bank", expect={"target_model_name_or_path": "org/target"})
+    targets = open_bank(tmp_path / "bank", expect={"target_model_name_or_path": "org/target"}).to_torch()
     assert len(targets) == len(LENGTHS)
     for row in (0, 2, 3, -1):
         found, true = targets[row], made[row]
@@ -45,7 +45,7 @@ def test_rows_are_dicts_of_tensors(made: list[Tensors], tmp_path: Path) -> None:
 
 
 def test_a_batch_is_padded_behind(made: list[Tensors], tmp_path: Path) -> None:
-    targets = open_targets(tmp_path / "bank")
+    targets = open_bank(tmp_path / "bank").to_torch()
     batch = collate_targets([targets[row] for row in (3, 2)])
     assert batch["attention_mask"].tolist() == [[1] * 4 + [0] * 5, [1] * 9]
     assert batch["input_ids"].shape == batch["loss_mask"].shape == (2, 9)
@@ -57,7 +57,7 @@ def test_a_batch_is_padded_behind(made: list[Tensors], tmp_path: Path) -> None:
 
 
 def test_workers_of_a_loader_map_the_bank_themselves(made: list[Tensors], tmp_path: Path) -> None:
-    targets = open_targets(tmp_path / "bank")
+    targets = open_bank(tmp_path / "bank").to_torch()
     assert len(pickle.dumps(targets)) < 2000
     loader = DataLoader(
         targets, batch_size=2, num_workers=2, collate_fn=collate_targets, multiprocessing_context="forkserver", shuffle=False
@@ -69,7 +69,7 @@ def test_workers_of_a_loader_map_the_bank_themselves(made: list[Tensors], tmp_pa
 
 def test_only_a_target_bank_of_what_is_expected_is_opened(made: list[Tensors], tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="target_layer_ids"):
-        open_targets(tmp_path / "bank", expect={"target_layer_ids": [1, 2, 3]})
+        open_bank(tmp_path / "bank", expect={"target_layer_ids": [1, 2, 3]}).to_torch()
     texts = tiny.save_texts_bank(tmp_path / "texts", ["a"])
-    with pytest.raises(InputError, match="a bank of texts, expected targets"):
-        open_targets(texts)
+    with pytest.raises(InputError, match="a bank of texts has no PyTorch rows of its own, expected features or targets"):
+        open_bank(texts).to_torch()

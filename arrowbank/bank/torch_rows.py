@@ -6,34 +6,31 @@ finds another bank in the folder raises CorruptBank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from arrowbank.bank.floats import bfloat16_tensor
-from arrowbank.bank.kinds.features import FeatureBank
-from arrowbank.bank.kinds.targets import TargetBank, TargetSample
-from arrowbank.bank.opening import open_bank
-from arrowbank.bank.refusals import explains
-from arrowbank.settings import checked
 
-Row = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    from arrowbank.bank.kinds.features import FeatureBank
+    from arrowbank.bank.kinds.targets import TargetBank, TargetSample
+
+TensorRow = dict[str, torch.Tensor]
 IGNORED = -1  # the position of a padded hidden state
 
 
-class FeatureDataset(Dataset[torch.Tensor]):
+class TorchVectors(Dataset[torch.Tensor]):
     """The vectors of a feature bank by row: `dataset[i]` is [D] float16.
 
     A DataLoader fetches whole batches through `__getitems__`.
     """
 
-    @checked
-    def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
-        self.bank = open_bank(folder, expect, kind=FeatureBank)
+    def __init__(self, bank: FeatureBank) -> None:
+        self.bank = bank
 
     def __len__(self) -> int:
         return len(self.bank)
@@ -47,38 +44,28 @@ class FeatureDataset(Dataset[torch.Tensor]):
         return list(torch.from_numpy(self.bank.take(rows)))
 
 
-class TargetDataset(Dataset[Row]):
+class TorchTargets(Dataset[TensorRow]):
     """The rows of a target bank. `dataset[i]` is a dict of tensors of its own memory:
 
     input_ids [S] int64 · loss_mask [S] uint8 · target_hidden_states [K, L·H] bfloat16 · target_last_hidden_states [K, H] bfloat16,
     with K = S; in a bank of supervised spans also hidden_positions [K] int64, the tokens that hidden states belong to.
     """
 
-    @checked
-    def __init__(self, folder: str | Path, expect: Mapping[str, Any] | None = None) -> None:
-        self.bank = open_bank(folder, expect, kind=TargetBank)
+    def __init__(self, bank: TargetBank) -> None:
+        self.bank = bank
 
     def __len__(self) -> int:
         return len(self.bank)
 
-    def __getitem__(self, row: int) -> Row:
+    def __getitem__(self, row: int) -> TensorRow:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a bank of {len(self)} rows")
         return _tensors(self.bank.read(row % len(self)))
 
 
-@explains("folder", "read")
-@checked
-def open_targets(folder: str | Path, expect: Mapping[str, Any] | None = None) -> TargetDataset:
-    """Open a committed target bank for a DataLoader (with `collate_targets`); `expect` as in `open_bank`.
-
-    Raises InputError (no target bank), IncompleteBank, ContractError, CorruptBank.
-    """
-    return TargetDataset(folder, expect)
-
-
-def collate_targets(rows: Sequence[Row]) -> Row:
-    """Rows padded behind to the longest, stacked: [N, S] and [N, K, …], with attention_mask [N, S] uint8 (1: a real token).
+def collate_targets(rows: Sequence[TensorRow]) -> TensorRow:
+    """Rows of a target bank padded behind to the longest, and stacked: [N, S] and [N, K, …], with attention_mask [N, S] uint8 (1: a
+    real token). The `collate_fn` of a DataLoader.
 
     Padding is 0 in every tensor, and −1 in hidden_positions.
     """
@@ -93,7 +80,7 @@ def collate_targets(rows: Sequence[Row]) -> Row:
     return padded
 
 
-def _tensors(sample: TargetSample) -> Row:
+def _tensors(sample: TargetSample) -> TensorRow:
     row = {
         "input_ids": torch.from_numpy(sample.input_ids.astype(np.int64)),
         "loss_mask": torch.from_numpy(sample.loss_mask.copy()),
