@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -70,7 +71,9 @@ VALID: dict[type, dict[str, Any]] = {
     TrunkData: {"name": "code", "path": "tokens"},
 }
 FIELDS = [(kind, field) for kind in VALID for field in dataclasses.fields(kind)]
-NUMBERS = [(kind, field.name) for kind, field in FIELDS if any(word in str(field.type) for word in ("Count", "Natural", "int"))]
+NUMBERS = [
+    (kind, field.name) for kind, field in FIELDS if re.search(r"\b(Count|Natural|int)\b", re.sub("'.*?'", "", str(field.type)))
+]
 FLOATS = [
     *((HealConfig, name) for name in ("epochs", "lr", "hard")),
     *((EncodeConfig, "min_cosine"), (AuditConfig, "threshold"), (ScoreConfig, "confidence"), (ModelConfig, "gpu_memory_gb")),
