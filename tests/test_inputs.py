@@ -317,6 +317,23 @@ def test_a_table_without_the_columns_is_refused(tmp_path: Path, tiny_qwen3: Path
         STAGES[stage](str(tmp_path / "a.parquet"), tmp_path / "out", tiny_qwen3)
 
 
+@pytest.mark.parametrize("stage", ["scan", "trunk", "in2"])
+def test_a_table_with_a_column_twice_is_refused(tmp_path: Path, tiny_qwen3: Path, stage: str) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"])
+    for name in ("a.parquet", "a.arrow"):
+        (pq.write_table if name == "a.parquet" else save_stream)(table, str(tmp_path / name))
+        with pytest.raises(InputError, match=rf"{name}: not readable as \w+ data \(two columns named 'text'\)"):
+            STAGES[stage](str(tmp_path / name), tmp_path / "out", tiny_qwen3)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path, tiny_qwen3: Path, stage: str, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=f"{name}: not a regular file"):
+        STAGES[stage](str(tmp_path / name), tmp_path / "out", tiny_qwen3)
+
+
 def test_long_json_arrays_are_read_a_piece_at_a_time(tmp_path: Path) -> None:
     records = [{"text": "x" * (number % 5000), "number": number, "list": [[1, {"a": "]"}]]} for number in range(2000)]
     (tmp_path / "a.json").write_text(json.dumps(records))

@@ -309,7 +309,10 @@ def _hash(path: Path | RemotePath, phase: Phase) -> Print:
 
 
 def _open(path: Path | RemotePath) -> Any:
-    return path.open("rb", buffering=0) if isinstance(path, Path) else path.open()
+    if not isinstance(path, Path):
+        return path.open()
+    _require_regular(path, path.stat())  # before it is opened, which may wait for ever
+    return path.open("rb", buffering=0)
 
 
 def identity_of(path: Path | RemotePath, file: Any) -> tuple[Any, ...]:
@@ -323,7 +326,7 @@ def identity_of(path: Path | RemotePath, file: Any) -> tuple[Any, ...]:
 
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
-    """InputError for what cannot be read twice, such as a named pipe, which would also be waited for when it is opened."""
+    """InputError for what cannot be read twice, such as a named pipe."""
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
             f"{path}: not a regular file. It has to be read twice, for its hash and for its records: save it as a file."

@@ -93,9 +93,10 @@ def parquet_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[
     """Those of `columns` that there are, about `size` bytes of rows at a time. `source` is a path, or an open file."""
     with pq.ParquetFile(source, pre_buffer=False) as file:
         meta, names = file.metadata, list(file.schema_arrow.names)
+        wanted = _wanted(columns, names)
         total = sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
         rows = _rows_of(size, total, meta.num_rows)
-        for batch in file.iter_batches(batch_size=rows, columns=[name for name in columns if name in names]):
+        for batch in file.iter_batches(batch_size=rows, columns=wanted):
             _check(batch)
             yield Rows(batch, batch.num_rows / meta.num_rows, names)
 
@@ -108,13 +109,21 @@ def arrow_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[Ro
         file.seek(0)
         for whole in _stream(file) if streamed else _file(file):
             names = list(whole.schema.names)
-            batch = whole.select([name for name in columns if name in names])
+            batch = whole.select(_wanted(columns, names))
             _check(batch)
             held = whole.get_total_buffer_size()  # nbytes would follow offsets, also of columns that nobody has checked
             rows = _rows_of(size, held, whole.num_rows)
             for start in range(0, whole.num_rows, rows):
                 share = held / total * min(rows, whole.num_rows - start) / whole.num_rows
                 yield Rows(batch.slice(start, rows), share, names)
+
+
+def _wanted(columns: Sequence[str], names: list[str]) -> list[str]:
+    """Those of `columns` that there are. ArrowInvalid where one of them is there twice."""
+    wanted = [name for name in columns if name in names]
+    if twice := [name for name in wanted if names.count(name) > 1]:
+        raise pa.ArrowInvalid(f"two columns named {twice[0]!r}")
+    return wanted
 
 
 def values_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
