@@ -158,7 +158,7 @@ def open_filler(path: str | Path, tokenizer: str | None = None) -> Filler:
             return ArrayFiller(_npy(Path(path)) if suffix == ".npy" else _bin(Path(path)), Path(path))
     if (Path(path) / MANIFEST).exists():
         return _open_bank(Path(path), tokenizer)
-    records = Records(path, (TEXT,))
+    records = Records(path, (TEXT,), skip_bad_lines=None)
     if tokenizer is None:
         raise InputError(
             f"{path}: holds texts: say how they become ids with --tokenizer M, or give token ids (.bin, .npy, a bank)."
