@@ -224,7 +224,8 @@ class EncodeStage(Stage):
     @property
     def generations(self) -> list[int]:
         """The cumulative row ends of the bank."""
-        return sorted({min(end, self.rows) for end in self.token_bank.manifest.generations or ()})
+        ends = [end for end in self.token_bank.manifest.generations or () if end <= self.rows]
+        return ends if self.rows in ends else [*ends, self.rows]  # one that brought nothing new has the end of the one before
 
     @cached_property
     def shards(self) -> list[Shard]:
