@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from arrowbank import HealConfig, ModelConfig, TrunkBank, TrunkConfig, TrunkData, build_trunk, open_bank
-from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.batches import DraftWindows
 from arrowbank.mtp.draft import step_tokens
 from arrowbank.mtp.load import init_from_last_block
 from arrowbank.mtp.loss import topk_kl
-from arrowbank.mtp.training import Job, Training
+from arrowbank.mtp.training import ChainBatch, Training
 from benchmarks.turns import best_seconds, tokens_row
 
 STEPS = 3
@@ -71,7 +71,7 @@ def training(folder: Path) -> Training:
         folder / "bank",
     )
     draft = init_from_last_block(AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32))
-    windows, config = Windows(open_bank(folder / "bank", kind=TrunkBank), draft), HealConfig(model=model, batch=BATCH)
+    windows, config = DraftWindows(open_bank(folder / "bank", kind=TrunkBank), draft), HealConfig(model=model, batch=BATCH)
     (folder / "work").mkdir()
     return Training(config, draft, windows, windows.bank.training_rows(BATCH).tolist(), [], folder / "work", "")
 
@@ -102,7 +102,7 @@ def bare(heal: Training, steps: int) -> Callable[[], None]:
     return work
 
 
-def _ready(heal: Training, job: Job) -> tuple[torch.Tensor, ...]:
+def _ready(heal: Training, job: ChainBatch) -> tuple[torch.Tensor, ...]:
     """What the draft is fed, and its targets a row (none past the end, whose targets have no mass)."""
     part = heal.windows.batch(job.rows)
     ahead = torch.nn.functional.pad

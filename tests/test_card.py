@@ -39,7 +39,7 @@ from arrowbank.bank.cards import as_code, as_text, card
 from arrowbank.bank.kinds import typed
 from arrowbank.cli import main
 from arrowbank.share.card import card_text, pushed_card, sample_table
-from arrowbank.share.plots import Histogram, Spread, picture_of, svg
+from arrowbank.share.plots import Distribution, Spread, picture_of, svg
 from tests.arms import save_filler
 from tests.banks import WIDTH, make_texts, make_tokens
 from tests.hub_server import Hub
@@ -229,7 +229,7 @@ def test_a_folder_of_the_machine_is_not_on_the_card(banks: dict[str, Path]) -> N
 
 def test_pictures_show_what_is_there(banks: dict[str, Path]) -> None:
     lengths = picture_of(open_bank(banks["tokens"]))
-    assert isinstance(lengths, Histogram)
+    assert isinstance(lengths, Distribution)
     assert sorted(set(lengths.values.tolist())) == list(range(1, 10))
     norms = picture_of(open_bank(banks["targets"]))
     assert isinstance(norms, Spread)
@@ -237,7 +237,7 @@ def test_pictures_show_what_is_there(banks: dict[str, Path]) -> None:
     assert (norms.percentiles[:, 0] > 0).all()
     assert (norms.percentiles[:, 0] <= norms.percentiles[:, 2]).all()
     distances = picture_of(open_bank(banks["in2-c"]))
-    assert isinstance(distances, Histogram)
+    assert isinstance(distances, Distribution)
     assert distances.values.min() > 0
 
 

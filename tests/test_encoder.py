@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer
-from arrowbank.models.encoder import Encoder, PooledReader
+from arrowbank.models.encoder import ModelEncoder, PooledReader
 from arrowbank.models.loading import WidenedLinear, cpu_has_bfloat16, load_hidden_states, widen_linears
 from arrowbank.models.passes import PASS_TOKENS, DevicePasses, in_flight
 from arrowbank.models.pooling import pool
@@ -43,7 +43,7 @@ BATCHES = [ids(3, 7), ids(1, 1), ids(128, 5), ids(40, 60), ids(2, 500), ids(1, 1
 
 
 @pytest.fixture(scope="module")
-def qwen3(tiny_qwen3: Path) -> Encoder:
+def qwen3(tiny_qwen3: Path) -> ModelEncoder:
     return load_encoder(ModelConfig(model=str(tiny_qwen3), device="cpu"))
 
 
@@ -96,7 +96,7 @@ def test_what_is_left_in_flight_is_cancelled() -> None:
 # ---------------------------------------------------------------------------------------------------------- streams and bits
 
 
-def test_a_stream_is_encode_of_each_batch_to_the_bit(qwen3: Encoder) -> None:
+def test_a_stream_is_encode_of_each_batch_to_the_bit(qwen3: ModelEncoder) -> None:
     streamed = list(qwen3.encode_stream(iter(BATCHES)))
     assert [vectors.shape for vectors in streamed] == [(len(batch), 32) for batch in BATCHES]
     for batch, vectors in zip(BATCHES, streamed, strict=True):
@@ -104,7 +104,7 @@ def test_a_stream_is_encode_of_each_batch_to_the_bit(qwen3: Encoder) -> None:
         assert vectors.tobytes() == qwen3.encode(batch).tobytes()
 
 
-def test_batches_are_drawn_ahead_of_the_results(qwen3: Encoder) -> None:
+def test_batches_are_drawn_ahead_of_the_results(qwen3: ModelEncoder) -> None:
     drawn = []
 
     def draw() -> Iterator[Ids]:
@@ -150,25 +150,25 @@ def test_bits_do_not_depend_on_the_process(minilm: Path, tmp_path: Path) -> None
     assert not found.stderr  # neither a warning nor a bar from the libraries below
 
 
-def test_long_batches_are_cut_into_passes_with_their_rows_in_order(qwen3: Encoder) -> None:
+def test_long_batches_are_cut_into_passes_with_their_rows_in_order(qwen3: ModelEncoder) -> None:
     whole = ids(40, 60)
     assert whole.size > 2 * PASS_TOKENS
     alone = np.concatenate([qwen3.encode(whole[at : at + 1]) for at in range(len(whole))])
     np.testing.assert_allclose(qwen3.encode(whole), alone, rtol=0, atol=1e-5)
 
 
-def test_the_path_of_a_gpu_gives_the_same_vectors(tiny_qwen3: Path, qwen3: Encoder) -> None:
+def test_the_path_of_a_gpu_gives_the_same_vectors(tiny_qwen3: Path, qwen3: ModelEncoder) -> None:
     config = ModelConfig(model=str(tiny_qwen3), device="cpu")
     info = describe(config)
     cpu = torch.device("cpu")
     reader = PooledReader(load_hidden_states(config, info, cpu), info.pooling)
-    encoder = Encoder(DevicePasses(reader, info, cpu))
+    encoder = ModelEncoder(DevicePasses(reader, info, cpu))
     for vectors, expected in zip(encoder.encode_stream(BATCHES), qwen3.encode_stream(BATCHES), strict=True):
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu(tiny_qwen3: Path, qwen3: Encoder) -> None:
+def test_a_gpu(tiny_qwen3: Path, qwen3: ModelEncoder) -> None:
     encoder = load_encoder(ModelConfig(model=str(tiny_qwen3), device="cuda", gpu_memory_gb=2))
     streamed = list(encoder.encode_stream(BATCHES))
     for batch, vectors, expected in zip(BATCHES, streamed, qwen3.encode_stream(BATCHES), strict=True):
@@ -237,7 +237,7 @@ def test_bfloat16_products_are_widened_only_where_hardware_lacks_them(tiny_qwen3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nf4(tiny_qwen3: Path, qwen3: Encoder, dtype: Any) -> None:
+def test_nf4(tiny_qwen3: Path, qwen3: ModelEncoder, dtype: Any) -> None:
     pytest.importorskip("bitsandbytes")
     config = ModelConfig(model=str(tiny_qwen3), load_in_4bit=True, dtype=dtype, device="cpu")
     encoder = load_encoder(config)
@@ -288,7 +288,7 @@ def test_minilm_is_what_transformers_computes_with_padding_and_a_mask(minilm: Pa
         (np.zeros((2, 4), np.float32), r"expected \(N, T\) integers"),
     ],
 )
-def test_batches_that_are_refused(qwen3: Encoder, batch: Any, expected: str) -> None:
+def test_batches_that_are_refused(qwen3: ModelEncoder, batch: Any, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         qwen3.encode(batch)
     assert qwen3.encode(ids(2, 3)).shape == (2, 32)

@@ -21,13 +21,13 @@ from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_tru
 from arrowbank.bank.locks import FolderLock
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
-from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.batches import DraftWindows
 from arrowbank.mtp.draft import trunk_of
 from arrowbank.mtp.heal_config import HealConfig as Config
 from arrowbank.mtp.load import init_from_last_block, load_draft
 from arrowbank.mtp.measure import check_conventions, measure
 from arrowbank.mtp.save import save_draft
-from arrowbank.mtp.training import Job, jobs_of, learning_rate, ordered
+from arrowbank.mtp.training import ChainBatch, jobs_of, learning_rate, ordered
 from tests import drafts
 from tests.kill import kill_at, tree_bytes
 
@@ -119,7 +119,7 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
         trunk = trunk_of(drafts.load_trunk(Path(one["folder"])))
         stored = load_draft(trunk, Path(one["folder"]))
         bank = open_bank(case.bank)
-        found = measure(stored, Windows(bank, stored), bank.held_out_rows.tolist(), chain=CHAIN)
+        found = measure(stored, DraftWindows(bank, stored), bank.held_out_rows.tolist(), chain=CHAIN)
         assert found.whole.record()["hits"] == one["accepted"]["hits"]
     lines = [json.loads(line) for line in (tmp_path / "healed.heal" / "trace.jsonl").read_text().splitlines()]
     assert lines[0]["step"] == 0
@@ -270,7 +270,7 @@ def test_no_epochs_only_measure_and_re_encode_where_that_is_asked_for(case: Case
 def test_a_draft_that_is_fed_the_wrong_side_is_found_out_before_training(case: Case, tmp_path: Path) -> None:
     heal_draft(case.config(train_projection=True, epochs=6.0), case.bank, tmp_path / "healed")
     draft = load_draft(drafts.load_trunk(tmp_path / "healed"), tmp_path / "healed")
-    windows = Windows(open_bank(case.bank), draft)
+    windows = DraftWindows(open_bank(case.bank), draft)
     rows = windows.bank.held_out_rows.tolist()
     scores = check_conventions(draft, windows, rows, chain=CHAIN, batch=4)
     assert set(scores) == {"pre/pre", "pre/post", "post/pre", "post/post"}
@@ -340,7 +340,7 @@ def test_every_job_comes_once_an_epoch(windows: int, epochs: float, batch: int, 
     assert len(order) == int(np.ceil(epochs * len(jobs)))
     for start in range(0, len(order) - len(jobs) + 1, len(jobs)):
         assert sorted(order[start : start + len(jobs)], key=repr) == sorted(jobs, key=repr)
-    assert all(isinstance(job, Job) for job in order)
+    assert all(isinstance(job, ChainBatch) for job in order)
 
 
 def test_the_command_line_heals_and_shows_a_table(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

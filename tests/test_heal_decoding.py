@@ -16,7 +16,7 @@ import transformers as tf
 from safetensors.torch import load_file
 
 from arrowbank import TrunkData, build_trunk, heal_draft, open_bank
-from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.batches import DraftWindows
 from arrowbank.mtp.load import load_draft
 from arrowbank.mtp.measure import measure
 from tests import drafts
@@ -116,8 +116,8 @@ def healed(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.fixture(scope="module")
-def windows(healed: Case) -> Windows:
-    return Windows(open_bank(healed.bank), load_draft(drafts.load_trunk(healed.model), healed.model))
+def windows(healed: Case) -> DraftWindows:
+    return DraftWindows(open_bank(healed.bank), load_draft(drafts.load_trunk(healed.model), healed.model))
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def test_decoding_keeps_as_many_drafts_as_are_counted_in_order(healed: Case, windows: Windows) -> None:
+def test_decoding_keeps_as_many_drafts_as_are_counted_in_order(healed: Case, windows: DraftWindows) -> None:
     decoder, rounds = Decoder(healed.model), []
     for row in range(TEXTS):
         text = windows.bank.read(row).input_ids.tolist()
@@ -142,7 +142,7 @@ def test_decoding_keeps_as_many_drafts_as_are_counted_in_order(healed: Case, win
     assert rows[0] < TEXTS * (WINDOW - 1)
 
 
-def test_a_round_from_every_row_keeps_as_many_drafts_as_are_counted(healed: Case, windows: Windows) -> None:
+def test_a_round_from_every_row_keeps_as_many_drafts_as_are_counted(healed: Case, windows: DraftWindows) -> None:
     decoder, rounds = Decoder(healed.model), []
     for row in range(TEXTS):
         text = windows.bank.read(row).input_ids.tolist()

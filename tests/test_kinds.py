@@ -28,7 +28,7 @@ from arrowbank.report.folders import describe_any
 from arrowbank.report.section import Section, Story, paragraph
 from arrowbank.report.subject import Subject
 from arrowbank.share.card import card_text
-from arrowbank.share.plots import Histogram, picture_of
+from arrowbank.share.plots import Distribution, picture_of
 from tests import banks
 from tests.mutations import reseal
 
@@ -96,8 +96,8 @@ class TideRules(CombineRules):
         return {"high": sum(int((values_of(batch.column("height")) > 100).sum()) for batch in finished_batches(bank))}
 
 
-def heights(bank: Bank) -> Histogram:
-    return Histogram(np.concatenate([values_of(part) for part in bank.parts("height")]), "cm", "Heights")
+def heights(bank: Bank) -> Distribution:
+    return Distribution(np.concatenate([values_of(part) for part in bank.parts("height")]), "cm", "Heights")
 
 
 def tell_tides(subject: Subject) -> Story:
@@ -184,7 +184,7 @@ def test_info_card_and_picture_say_what_it_is(tmp_path: Path) -> None:
         assert "- high tides: 1\n" in card
         assert "- oceans\n" in card
     picture = picture_of(bank)
-    assert isinstance(picture, Histogram)
+    assert isinstance(picture, Distribution)
     assert picture.values.tolist() == [90, 120]
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from arrowbank import ScanConfig, open_bank, scan, verify
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch, WorkerDied
-from arrowbank.features.scan_pool import Workers
+from arrowbank.features.scan_pool import ScanWorkers
 from tests.kill import kill_after, kill_at, tree_bytes
 
 EPISODES = [
@@ -341,12 +341,12 @@ def test_a_killed_worker_ends_the_scan_with_what_to_do(tmp_path: Path) -> None:
 
     seen = []
 
-    def scan_all(crew: Workers) -> None:
+    def scan_all(crew: ScanWorkers) -> None:
         for _, extracted in crew.map(blocks()):
             extracted.texts(bytes(len(extracted.extract.kinds))).result()
             seen.append(extracted)
 
-    with Workers(rules, 1) as crew, pytest.raises(WorkerDied, match=r"was killed by signal 9.*Run the same command again"):
+    with ScanWorkers(rules, 1) as crew, pytest.raises(WorkerDied, match=r"was killed by signal 9.*Run the same command again"):
         scan_all(crew)
     assert 0 < len(seen) <= 10
     assert children_scanning() == []

@@ -25,7 +25,7 @@ from arrowbank.models import ModelConfig, describe
 from arrowbank.models.loading import cpu_has_bfloat16
 from arrowbank.models.passes import CpuPasses, DevicePasses
 from arrowbank.mtp.trunk_build import estimate_trunk
-from arrowbank.mtp.trunk_passes import HEAD_ROWS, Trunk, load_trunk
+from arrowbank.mtp.trunk_passes import HEAD_ROWS, TrunkPasses, load_trunk
 from tests import tiny
 from tests.kill import kill_at, tree_bytes
 from tests.test_capture import save
@@ -237,8 +237,8 @@ def test_a_stream_of_several_tensors_is_the_same_on_both_paths_and_for_any_threa
         torch.set_num_threads(before)
     assert len(seen) == 1
     reader, info = trunk.passes.module, describe(config)
-    ahead = Trunk(DevicePasses(reader, info, torch.device("cpu"))).stream(batches)
-    for found, expected in zip(ahead, Trunk(CpuPasses(reader, info)).stream(batches), strict=True):
+    ahead = TrunkPasses(DevicePasses(reader, info, torch.device("cpu"))).stream(batches)
+    for found, expected in zip(ahead, TrunkPasses(CpuPasses(reader, info)).stream(batches), strict=True):
         torch.testing.assert_close(found.topk_probs, expected.topk_probs)
         torch.testing.assert_close(found.hidden.float(), expected.hidden.float(), rtol=2**-6, atol=0.02)
 

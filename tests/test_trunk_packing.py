@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowbank.mtp.packing import Windows, is_held_out, joined, pack, shuffled, window_lengths
+from arrowbank.mtp.packing import PackedWindows, is_held_out, joined, pack, shuffled, window_lengths
 
 RECORDS = st.lists(st.lists(st.integers(0, 99), max_size=12), max_size=30)
 
@@ -62,7 +62,7 @@ def test_the_order_is_a_permutation_made_as_the_page_says(count: int) -> None:
 def test_windows_are_those_of_a_plain_loop(records: list[list[int]], tokens: int, window: int, chain: int) -> None:
     packed = pack("a", iter(arrays(records)), tokens=tokens, window=window, chain=chain)
     expected = plain_windows(records, tokens, window, 16 + chain)
-    windows = Windows([packed], window)
+    windows = PackedWindows([packed], window)
     padded = windows.padded(99)
     assert packed.lengths == tuple(map(len, expected))
     assert [row[:length].tolist() for row, length in zip(padded, windows.lengths, strict=True)] == expected
@@ -92,7 +92,7 @@ def test_a_short_last_window_needs_sixteen_tokens_and_the_chain(rest: int, kept:
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4))
 def test_every_tenth_window_over_all_sets_is_held_out(counts: list[int]) -> None:
     sets = [pack(f"s{i}", arrays([[7] * 32 * count]), tokens=10**6, window=32, chain=1) for i, count in enumerate(counts)]
-    windows, all_out = Windows(sets, 32), Windows(sets, 32, hold_all=True)
+    windows, all_out = PackedWindows(sets, 32), PackedWindows(sets, 32, hold_all=True)
     assert windows.held_out.tolist() == [index % 10 == 9 for index in range(sum(counts))]
     assert all_out.held_out.all()
     assert windows.numbers.tolist() == [number for count in counts for number in range(count)]

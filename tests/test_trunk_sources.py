@@ -17,7 +17,7 @@ from arrowbank import RunOptions, TokenizeConfig, TrunkConfig, TrunkData, tokeni
 from arrowbank.cli.trunk import data_sets
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.models import load_tokenizer
-from arrowbank.mtp.packing import Windows, shuffled
+from arrowbank.mtp.packing import PackedWindows, shuffled
 from arrowbank.mtp.trunk_build import TrunkStage
 from tests import tiny
 from tests.banks import make_texts, make_tokens
@@ -76,7 +76,7 @@ def as_dataset_of_texts(folder: Path, tokenizer: Path) -> Path:
     return folder / "dataset"
 
 
-def windows_of(model: Path, path: Path, **options: Any) -> Windows:
+def windows_of(model: Path, path: Path, **options: Any) -> PackedWindows:
     return TrunkStage(make(model, TrunkData("a", path), **options)).windows
 
 

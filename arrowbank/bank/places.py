@@ -102,7 +102,7 @@ def _folds_case(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _NamedPlace:
     """A place of this machine: the option that named it, and where it is."""
 
     name: str
@@ -110,7 +110,7 @@ class _Place:
     spot: _Spot
 
     @classmethod
-    def at(cls, name: str, path: Path) -> _Place:
+    def at(cls, name: str, path: Path) -> _NamedPlace:
         return cls(name, path, _Spot.of(path))
 
     @property
@@ -119,19 +119,19 @@ class _Place:
         return f"{self.name}{self.path}" if self.name.endswith("=") else f"{self.name} {self.path}"
 
 
-def _places(named: Iterable[Named]) -> Iterator[_Place]:
+def _places(named: Iterable[Named]) -> Iterator[_NamedPlace]:
     for name, value in named:
         if isinstance(value, Bank):
-            yield _Place.at(name, value.folder)
+            yield _NamedPlace.at(name, value.folder)
         elif is_address(value):
             address = parse_address(str(value)).local
             if address is not None:
-                yield _Place.at(name, address)
+                yield _NamedPlace.at(name, address)
         elif value is not None:
-            yield _Place.at(name, Path(value))
+            yield _NamedPlace.at(name, Path(value))
 
 
-def _with_their_inputs(places: Iterable[_Place]) -> Iterator[_Place]:
+def _with_their_inputs(places: Iterable[_NamedPlace]) -> Iterator[_NamedPlace]:
     """The places, and what they were made from, and what that was made from."""
     waiting, seen = list(places), set[_Spot]()
     while waiting:
@@ -139,7 +139,7 @@ def _with_their_inputs(places: Iterable[_Place]) -> Iterator[_Place]:
         yield place
         if place.spot not in seen:
             seen.add(place.spot)
-            waiting += [_Place.at(f"{what} {place.shown},", path) for what, path in _made_from(place.path)]
+            waiting += [_NamedPlace.at(f"{what} {place.shown},", path) for what, path in _made_from(place.path)]
 
 
 def _made_from(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -168,7 +168,7 @@ def manifest_in(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _refuse(output: _Place, place: _Place) -> None:
+def _refuse(output: _NamedPlace, place: _NamedPlace) -> None:
     """InputError where the folder `output` is, contains or is inside the input `place`."""
     contains, inside = place.spot.inside(output.spot), output.spot.inside(place.spot)
     if contains and inside:
@@ -189,14 +189,14 @@ def _has_hard_link(folder: Path, file: _Spot) -> bool:
     return False
 
 
-def _refusal(output: _Place, what: str, place: _Place) -> InputError:
+def _refusal(output: _NamedPlace, what: str, place: _NamedPlace) -> InputError:
     return InputError(
         f"{output.shown}: {what} (found {place.shown.rstrip(',')}; expected separate places). Give {output.name} another place: a "
         "command never writes to what it reads. Nothing was changed."
     )
 
 
-def _refuse_file_of_a_bank(file: _Place) -> None:
+def _refuse_file_of_a_bank(file: _NamedPlace) -> None:
     """InputError where a single file would take the place of one that belongs to a bank."""
     real = Path(os.path.realpath(file.path))
     in_journal = real.parent.name == JOURNAL

@@ -16,7 +16,7 @@ from arrowbank.settings import Help
 if TYPE_CHECKING:
     from arrowbank import In2Config, ProbesConfig, RunOptions, ScoreConfig
 
-Filler = Annotated[
+FillerOption = Annotated[
     list[str],
     Help("Token ids (.bin, .npy), a bank of tokens or texts, or records with texts; several, or repeat it.", "FILE ..."),
     PLANTED,
@@ -30,7 +30,7 @@ def build(
     options: RunOptions,
     common: Common,
     more: MoreFiller = None,
-    filler: Filler | None = None,
+    filler: FillerOption | None = None,
     dry_run: DryRun = False,
 ) -> None:
     """Build one arm: real filler with keys and values planted in it, as a bank and as raw shards. Exact to the bit.
@@ -52,7 +52,7 @@ def probes(
     out: Out,
     common: Common,
     more: MoreFiller = None,
-    filler: Filler | None = None,
+    filler: FillerOption | None = None,
     restart: Restart = False,
 ) -> None:
     """Write trials of one needle and one probe at chosen distances, with controls, to measure a model on.

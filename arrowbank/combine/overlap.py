@@ -106,13 +106,13 @@ def _apart(x: npt.NDArray[np.float16], y: npt.NDArray[np.float16]) -> float:
     return float(np.abs(x.astype(np.float32) - y.astype(np.float32)).max())
 
 
-Place = tuple[Bank, int, int]  # a bank, a shard of it, a row of that
+RowPlace = tuple[Bank, int, int]  # a bank, a shard of it, a row of that
 
 
 def new_samples(banks: Sequence[Bank], report: Callable[[int], None]) -> Overlap:
     """The samples of target banks whose name no earlier bank has. InputError where one has it with other contents."""
     overlap = Overlap()
-    places: dict[str, list[Place]] = {}  # names are small beside the hidden states of one token
+    places: dict[str, list[RowPlace]] = {}  # names are small beside the hidden states of one token
     for bank in banks:
         new, here = 0, []
         for shard, batch in enumerate(bank.shards()):
@@ -135,7 +135,7 @@ def _rows(rows: Rows) -> Rows:
     return rows
 
 
-def _check_same(name: str, place: Place, others: Sequence[Place]) -> None:
+def _check_same(name: str, place: RowPlace, others: Sequence[RowPlace]) -> None:
     if not any(_row(place).equals(_row(other)) for other in others):
         raise InputError(
             f"{place[0].folder}: sample {name!r} is in {others[0][0].folder}, too, with other contents. Leave it out of one of "
@@ -143,6 +143,6 @@ def _check_same(name: str, place: Place, others: Sequence[Place]) -> None:
         )
 
 
-def _row(place: Place) -> pa.RecordBatch:
+def _row(place: RowPlace) -> pa.RecordBatch:
     bank, shard, row = place
     return bank.shard(shard).slice(row, 1)

@@ -67,10 +67,10 @@ def _write(bank: BankWriter, index: int, piece: Piece) -> None:
     bank.adopt_shard(index, piece.bank.folder / name, rows=piece.count, sha256=piece.bank.entries[name].sha256)
 
 
-Fields = dict[str, Any]
+ManifestFields = dict[str, Any]
 
 
-def stated(bank: Bank) -> Fields:
+def stated(bank: Bank) -> ManifestFields:
     """A bank's manifest without what the writer of another bank says itself."""
     return {name: value for name, value in bank.manifest.json.items() if name not in WRITERS}
 

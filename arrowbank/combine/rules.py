@@ -16,7 +16,7 @@ from arrowbank.bank.kinds.targets import LABELS, facts_of
 from arrowbank.bank.manifest import joint_sha256
 from arrowbank.bank.mirror import finished_batches, mirror_fields, write_keys, write_mirror
 from arrowbank.combine.overlap import Overlap, new_samples, new_texts
-from arrowbank.combine.rows import Fields, has_mirror, value_counts
+from arrowbank.combine.rows import ManifestFields, has_mirror, value_counts
 from arrowbank.progress import Progress
 from arrowbank.targets.shards import nonfinite_values
 
@@ -42,15 +42,15 @@ class CombineRules:
         """Which rows of each bank the banks before it have not."""
         return new_texts(banks, report)
 
-    def recipe(self, bank: Bank) -> Fields:
+    def recipe(self, bank: Bank) -> ManifestFields:
         """What decided the rows of a bank, beside the rows that it was made from: the recipe of a new bank of them has it."""
         return {}
 
-    def counted(self, bank: BankWriter, before: Fields) -> Fields:
+    def counted(self, bank: BankWriter, before: ManifestFields) -> ManifestFields:
         """The fields that the finished shards decide, beside counts of kinds and sources."""
         return {}
 
-    def merged(self, every: Sequence[Fields], alike: Fields, overlap: Overlap) -> Fields:
+    def merged(self, every: Sequence[ManifestFields], alike: ManifestFields, overlap: Overlap) -> ManifestFields:
         """Of the merged bank what its parts (`every`: their fields; `alike`: those that all have) say of where their rows come from:
         files of all parts, and for each split one hash over those that the parts state, unless one does not (a selection)."""
         sources = [entry for one in every for entry in one.get("sources", ())]
@@ -63,17 +63,17 @@ class CombineRules:
             **{name: joint_sha256(found) for name, found in hashes.items()},
         }
 
-    def merged_counts(self, every: Sequence[Fields], found: Fields, shared: int) -> Fields:
+    def merged_counts(self, every: Sequence[ManifestFields], found: ManifestFields, shared: int) -> ManifestFields:
         """What was counted while the parts were made, added up."""
         counts = sum_counts([one["counts"] for one in every])
         return counts | {"duplicates": counts.get("duplicates", 0) + shared}
 
-    def ends(self, parts: Sequence[Bank], new: Sequence[int]) -> Fields:
+    def ends(self, parts: Sequence[Bank], new: Sequence[int]) -> ManifestFields:
         """Where the rows of each part end."""
         ends = [*(parts[0].manifest.generations or [len(parts[0])])]
         return {"generations": ends + list(accumulate(new[1:], initial=new[0]))[1:]}
 
-    def selected(self, kept: Fields, found: Fields, rows: int, of: int) -> Fields:
+    def selected(self, kept: ManifestFields, found: ManifestFields, rows: int, of: int) -> ManifestFields:
         """The fields of a selection of `rows` rows `of` so many: `kept` ones of the source, and those `found` in its rows."""
         kept = {name: value for name, value in kept.items() if not name.endswith("_sha256")}
         return {**kept, **found, "generations": [rows]}
@@ -91,7 +91,7 @@ class TokenRules(CombineRules):
 
     merges = False
 
-    def counted(self, bank: BankWriter, before: Fields) -> Fields:
+    def counted(self, bank: BankWriter, before: ManifestFields) -> ManifestFields:
         return {
             "counts": {
                 "tokens": sum(int(values_of(batch.column("length")).sum(dtype=np.int64)) for batch in finished_batches(bank))
@@ -106,12 +106,12 @@ class FeatureRules(CombineRules):
     files = (KEY_FILE,)
     of_files = ("bank", "index", "texts")
 
-    def recipe(self, bank: Bank) -> Fields:
+    def recipe(self, bank: Bank) -> ManifestFields:
         """What decides a vector once its tokens are given."""
         names = ("encoding_method", "model", "hidden_size", "normalize", "batches")
         return {**{name: bank.manifest.recipe.get(name) for name in names}, "mirror": has_mirror(bank)}
 
-    def counted(self, bank: BankWriter, before: Fields) -> Fields:
+    def counted(self, bank: BankWriter, before: ManifestFields) -> ManifestFields:
         files = mirror_fields(bank.done_rows) if bank.recipe["mirror"] else {}
         return {"encoded_rows": bank.done_rows, "limit": None, **files}
 
@@ -136,12 +136,12 @@ class SampleRules(CombineRules):
     def find(self, banks: Sequence[Bank], report: Callable[[int], None]) -> Overlap:
         return new_samples(banks, report)
 
-    def recipe(self, bank: Bank) -> Fields:
+    def recipe(self, bank: Bank) -> ManifestFields:
         """What the hidden states are, and of which model."""
         names = (*LABELS, "model_fingerprint", "tokenizer_fingerprint", "chat_template_sha256")
         return {name: bank.manifest.get(name) for name in names}
 
-    def counted(self, bank: BankWriter, before: Fields) -> Fields:
+    def counted(self, bank: BankWriter, before: ManifestFields) -> ManifestFields:
         """Rows, tokens and NaN. The codec's error was measured against values that are not here any more: it is not stated."""
         counts, batches = dict.fromkeys(("kept", "tokens", "loss_tokens", "hidden_tokens"), 0), finished_batches(bank)
         for batch in batches:
@@ -159,17 +159,17 @@ class SampleRules(CombineRules):
                         nonfinite[layer] += count
         return {"counts": counts, "nonfinite": nonfinite}
 
-    def merged(self, every: Sequence[Fields], alike: Fields, overlap: Overlap) -> Fields:
+    def merged(self, every: Sequence[ManifestFields], alike: ManifestFields, overlap: Overlap) -> ManifestFields:
         return {**alike, "source": " + ".join(dict.fromkeys(str(one["source"]) for one in every))}
 
-    def merged_counts(self, every: Sequence[Fields], found: Fields, shared: int) -> Fields:
+    def merged_counts(self, every: Sequence[ManifestFields], found: ManifestFields, shared: int) -> ManifestFields:
         dropped = sum_counts([one["counts"]["dropped"] for one in every])
         return {**found["counts"], "dropped": dropped | {"duplicate": shared}}
 
-    def ends(self, parts: Sequence[Bank], new: Sequence[int]) -> Fields:
+    def ends(self, parts: Sequence[Bank], new: Sequence[int]) -> ManifestFields:
         return {}
 
-    def selected(self, kept: Fields, found: Fields, rows: int, of: int) -> Fields:
+    def selected(self, kept: ManifestFields, found: ManifestFields, rows: int, of: int) -> ManifestFields:
         return {**kept, **found, "counts": {**found["counts"], "dropped": {"not_selected": of - rows}}}
 
 
@@ -186,10 +186,10 @@ def rules_of(kind: str) -> CombineRules:
     return found
 
 
-def counted_fields(rules: CombineRules, bank: BankWriter, before: Fields) -> Fields:
+def counted_fields(rules: CombineRules, bank: BankWriter, before: ManifestFields) -> ManifestFields:
     """The fields that the finished shards of `bank` decide, in the order of names that `before` (a manifest) has."""
     batches = finished_batches(bank)
-    fields: Fields = {"text_count": bank.done_rows}
+    fields: ManifestFields = {"text_count": bank.done_rows}
     for name, column in (("kinds", "kind"), ("source_rows", "source")):
         if column in batches[0].schema.names:
             found = value_counts(batches, column)

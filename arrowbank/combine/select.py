@@ -70,7 +70,7 @@ def parse_condition(text: str) -> Condition:
     return Condition(name, operator, (value,) if name == "text" else tuple(value.split(",")))
 
 
-class Table:
+class BankTable:
     """The columns of banks that have the same rows: a tokens bank's beside its texts'."""
 
     def __init__(self, banks: Sequence[Bank]) -> None:
@@ -192,7 +192,7 @@ class _Selection:
 
     def write(self, out: Path, fields: dict[str, Any], restart: bool, progress: Progress) -> Manifest:
         source, mirror = self.source, has_mirror(self.source)
-        table, conditions = Table(self.columns), self.config.conditions
+        table, conditions = BankTable(self.columns), self.config.conditions
         table.check(conditions)
         with progress.phase("choose", len(source), unit="rows") as phase:
             pieces = self._pieces(partial(table.choose, conditions), phase.advance)
@@ -238,7 +238,7 @@ class _Selection:
             report(count)
         return pieces
 
-    def _nothing(self, table: Table, conditions: Sequence[Condition]) -> str:
+    def _nothing(self, table: BankTable, conditions: Sequence[Condition]) -> str:
         asked = [f"--where {condition}" for condition in conditions]
         asked += [f"--rows {self.config.rows[0]}:{self.config.rows[1]}"] if self.config.rows else []
         there = "; ".join(table.values(name) for name in dict.fromkeys(condition.column for condition in conditions))

@@ -32,7 +32,7 @@ from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_ROWS
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.features.key_table import WORDS, KeyTable
-from arrowbank.features.scan_pool import Extracted, Workers
+from arrowbank.features.scan_pool import Extracted, ScanWorkers
 from arrowbank.inputs.bad_lines import BadLine
 from arrowbank.inputs.extract import SHA1_BYTES, Counts, Extract, Rules, extract_of
 from arrowbank.inputs.fields import parse_path
@@ -155,13 +155,13 @@ def scan(
     files = [file for source in sources for file in source.files]
     with ExitStack() as stack:
         # before the hashing, which takes about as long as they take to start
-        crew = stack.enter_context(Workers(config.rules, _worker_count(files) if workers is None else workers))
+        crew = stack.enter_context(ScanWorkers(config.rules, _worker_count(files) if workers is None else workers))
         prints = fingerprint(files, progress)
         entries = _source_entries(sources, prints)
         bank = stack.enter_context(BankWriter(out, kind="texts", recipe=_recipe(config, entries, old), restart=restart))
         if bank.committed:
             return read_manifest(bank.folder)
-        rows = _Rows(bank, config, old)
+        rows = _TextRows(bank, config, old)
         _read(crew, rows, config.rules, sources, prints, progress)
         fields = _manifest_fields(config, rows, sources, prints, entries, old)
         _tell(fields, progress)
@@ -241,7 +241,7 @@ def _recipe(config: ScanConfig, entries: Sequence[Mapping[str, Any]], old: Bank 
 # the rows
 
 
-class _Rows:
+class _TextRows:
     """The rows of the bank so far: their keys, and the shards that they go to."""
 
     def __init__(self, bank: BankWriter, config: ScanConfig, old: Bank | None) -> None:
@@ -305,8 +305,8 @@ class _Origin:
 
 
 def _read(
-    crew: Workers,
-    rows: _Rows,
+    crew: ScanWorkers,
+    rows: _TextRows,
     rules: Rules,
     sources: Sequence[Source],
     prints: Prints,
@@ -324,7 +324,9 @@ def _read(
         rows.shards.finish()
 
 
-def _extracts(crew: Workers, rules: Rules, sources: Sequence[Source], prints: Prints) -> Iterator[tuple[_Origin, Extracted]]:
+def _extracts(
+    crew: ScanWorkers, rules: Rules, sources: Sequence[Source], prints: Prints
+) -> Iterator[tuple[_Origin, Extracted]]:
     """What is in each block, in order. Raises InputError at the first line or row that is not usable."""
     lines: Counter[int] = Counter()  # before the block, by file
     for origin, extracted in crew.map(_blocks(sources, prints, rules)):
@@ -348,7 +350,7 @@ def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progr
     """The key and kind of every text that `scan` would meet, in order, and nothing written. Raises what `scan` raises for sources."""
     config, sources = find_texts(config, progress)
     files = [file for source in sources for file in source.files]
-    with Workers(config.rules, _worker_count(files) if workers is None else workers) as crew:
+    with ScanWorkers(config.rules, _worker_count(files) if workers is None else workers) as crew:
         prints = fingerprint(files, progress)
         with progress.phase("read", sum(prints[file.path].bytes for file in files), unit="bytes") as phase:
             for origin, extracted in _extracts(crew, config.rules, sources, prints):
@@ -384,7 +386,7 @@ def _blocks(sources: Sequence[Source], prints: Prints, rules: Rules) -> Iterator
 
 def _manifest_fields(
     config: ScanConfig,
-    rows: _Rows,
+    rows: _TextRows,
     sources: Sequence[Source],
     prints: Prints,
     entries: list[dict[str, Any]],

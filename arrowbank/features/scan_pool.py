@@ -43,14 +43,14 @@ class Extracted(NamedTuple):
     texts: Texts
 
 
-class Workers:
+class ScanWorkers:
     """`count` worker processes, or none: then this process does it as it is asked. A context manager."""
 
     def __init__(self, rules: Rules, count: int) -> None:
         self._extractor = Extractor(rules)
-        self._processes = [_Process(rules) for _ in range(count)]
+        self._processes = [_ScanProcess(rules) for _ in range(count)]
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> ScanWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -95,7 +95,7 @@ def _done(value: Value) -> Future[Value]:
     return future
 
 
-class _Process:
+class _ScanProcess:
     """A worker process, the pipes to it, and the thread that speaks with it."""
 
     def __init__(self, rules: Rules) -> None:

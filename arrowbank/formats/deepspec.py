@@ -24,7 +24,7 @@ from arrowbank.bank.manifest import canonical_json, json_in
 from arrowbank.bank.names import check_places
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.formats.export import Format, facts_said, with_norm
+from arrowbank.formats.export import ExportFormat, facts_said, with_norm
 from arrowbank.formats.folder import CONVERTER, ExportFolder
 from arrowbank.progress import Phase
 
@@ -46,14 +46,14 @@ FIXED = {
 
 MAX_HIDDEN_SIZE = 1 << 24  # of any model there is; what a cache takes is then counted in 64 bits
 
-Records = npt.NDArray[Any]  # of RECORD
+CacheRecords = npt.NDArray[Any]  # of RECORD
 
 
 def shard_file(index: int) -> str:
     return f"shard-{index:05d}.bin"
 
 
-def plan(lengths: npt.NDArray[np.int64], facts: TargetFacts, max_shard_bytes: int) -> tuple[list[Shard], Records]:
+def plan(lengths: npt.NDArray[np.int64], facts: TargetFacts, max_shard_bytes: int) -> tuple[list[Shard], CacheRecords]:
     """The shards, and the whole index. A shard that is not empty is closed before it would pass `max_shard_bytes`."""
     width = 2 * facts.hidden_size
     parts = np.stack([4 * lengths, lengths, lengths, lengths * facts.layers * width, lengths * width], axis=1)
@@ -206,7 +206,7 @@ class DeepSpecCache:
         result: dict[str, Any] = manifest
         return result
 
-    def _read_index(self) -> Records:
+    def _read_index(self) -> CacheRecords:
         path = self.folder / INDEX
         data = path.read_bytes() if path.is_file() else b""
         if not data or len(data) != self.manifest.get("num_samples", 0) * RECORD.itemsize:
@@ -239,5 +239,7 @@ class DeepSpecCache:
 
 
 FORMATS = {
-    NAME: Format(write_cache, OWNS, partial(with_norm, what=NAME, norms=(NORM,)), last=MANIFEST, shards=True, version=VERSION)
+    NAME: ExportFormat(
+        write_cache, OWNS, partial(with_norm, what=NAME, norms=(NORM,)), last=MANIFEST, shards=True, version=VERSION
+    )
 }

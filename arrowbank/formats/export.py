@@ -35,7 +35,7 @@ FILE_BYTES = 4096  # what a file takes beside its tensors, at most
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """A trainer's format.
 
     write    takes rows that fit and an open folder, and source= and phase=; gives what the last file says

@@ -14,7 +14,15 @@ from typing import Any
 
 from arrowbank.bank.files import HashedFile
 from arrowbank.bank.kinds.targets import TargetRows, TargetSample
-from arrowbank.formats.export import Format, as_they_are, facts_said, hidden_tensors, save_torch, token_tensors, write_samples
+from arrowbank.formats.export import (
+    ExportFormat,
+    as_they_are,
+    facts_said,
+    hidden_tensors,
+    save_torch,
+    token_tensors,
+    write_samples,
+)
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.progress import Phase
 
@@ -56,4 +64,4 @@ def _write(rows: TargetRows, folder: ExportFolder, *, source: str, phase: Phase)
     return folder.finish(facts_said(rows, source=source))
 
 
-FORMATS = {"modelopt": Format(_write, ("*.pt",), as_they_are)}
+FORMATS = {"modelopt": ExportFormat(_write, ("*.pt",), as_they_are)}

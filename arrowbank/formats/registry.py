@@ -16,13 +16,13 @@ from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables
 from arrowbank.formats import tokens as tokenshards
-from arrowbank.formats.export import Format
+from arrowbank.formats.export import ExportFormat
 from arrowbank.formats.folder import ExportFolder, made_from
 from arrowbank.formats.sidecar import About
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Old, Settings, checked, refuse_unread
 
-FORMATS: dict[str, Format] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
+FORMATS: dict[str, ExportFormat] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
 OPTIONS = ("max_shard_bytes", "last_hidden_norm", "stride")
 EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 

@@ -17,7 +17,7 @@ from arrowbank.bank.files import HashedFile
 from arrowbank.bank.kinds.targets import TargetRows, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.export import (
-    Format,
+    ExportFormat,
     as_they_are,
     facts_said,
     hidden_tensors,
@@ -83,8 +83,8 @@ def _write(
 
 def _format(
     name: str, tensors: Callable[[TargetSample], Tensors], fit: Callable[[TargetRows], TargetRows]
-) -> dict[str, Format]:
-    return {name: Format(partial(_write, tensors=tensors), ("rows_*-*/data_*.ckpt",), fit)}
+) -> dict[str, ExportFormat]:
+    return {name: ExportFormat(partial(_write, tensors=tensors), ("rows_*-*/data_*.ckpt",), fit)}
 
 
 FORMATS = {

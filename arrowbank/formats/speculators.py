@@ -30,7 +30,7 @@ from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, js
 from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
-from arrowbank.formats.export import BLOCK_INPUT, Format, facts_said, ours, save_torch, theirs, write_samples
+from arrowbank.formats.export import BLOCK_INPUT, ExportFormat, facts_said, ours, save_torch, theirs, write_samples
 from arrowbank.formats.folder import ExportFolder
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor, write_safetensors
 from arrowbank.formats.sidecar import SIDECAR, sidecar_in
@@ -152,7 +152,7 @@ def _write_part(folder: ExportFolder, name: str, batch: pa.RecordBatch) -> None:
     folder.write(name, write)
 
 
-FORMATS = {NAME: Format(write_folder, OWNS, _before_the_norm)}
+FORMATS = {NAME: ExportFormat(write_folder, OWNS, _before_the_norm)}
 
 
 def looks_like(folder: Path) -> bool:

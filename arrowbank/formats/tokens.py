@@ -67,7 +67,7 @@ class TokenFile:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """A loader's layout: the endings of its files and what writes each; the strides and dtypes that it knows, its own first."""
 
     files: dict[str, Callable[[TokenFile, HashedFile], None]]
@@ -106,17 +106,17 @@ def _metadata(shard: TokenFile, file: HashedFile) -> None:
     file.write(f"unknown|2\n{shard.tokens}\n{shard.tokens:,} tokens".encode())
 
 
-LAYOUTS: dict[str, Layout] = {
-    "raw": Layout({".bin": TokenFile.write_ids}, dtypes={"uint16": "uint16", "uint32": "uint32"}, looks_ahead=False),
-    "llmc": Layout({".bin": _llmc}, version=LLMC_HEADER[1]),
-    "nanogpt-npy": Layout({".npy": _npy}),
-    "megatron": Layout(
+LAYOUTS: dict[str, TokenLayout] = {
+    "raw": TokenLayout({".bin": TokenFile.write_ids}, dtypes={"uint16": "uint16", "uint32": "uint32"}, looks_ahead=False),
+    "llmc": TokenLayout({".bin": _llmc}, version=LLMC_HEADER[1]),
+    "nanogpt-npy": TokenLayout({".npy": _npy}),
+    "megatron": TokenLayout(
         {".bin": TokenFile.write_ids, ".idx": _megatron_index},
         strides=("T",),
         dtypes={"uint16": "uint16", "uint32": "int32"},
         version=1,
     ),
-    "nanotron": Layout(
+    "nanotron": TokenLayout(
         {".ds": TokenFile.write_ids, ".ds.index": _document_ends, ".ds.metadata": _metadata}, strides=("T+1", "T")
     ),
 }

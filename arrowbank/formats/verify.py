@@ -51,7 +51,7 @@ TENSORS: dict[str, dict[str, tuple[tuple[str, ...], Shape]]] = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class TrainerLayout:
     """A trainer's format.
 
     takes   patterns of the names that its loader takes, at any depth
@@ -416,26 +416,26 @@ def _all(*names: str) -> Callable[[Path], bool]:
     return lambda folder: all((folder / name).is_file() for name in names)
 
 
-def _tokens_layout(format: str, known: Callable[[Path], bool]) -> Layout:
-    return Layout(tokenshards.OWNS, known, partial(_token_shards, format=format))
+def _tokens_layout(format: str, known: Callable[[Path], bool]) -> TrainerLayout:
+    return TrainerLayout(tokenshards.OWNS, known, partial(_token_shards, format=format))
 
 
-def _specforge_layout(format: str) -> Layout:
-    return Layout(("*.ckpt",), partial(_is_specforge, format=format), partial(_specforge, format=format))
+def _specforge_layout(format: str) -> TrainerLayout:
+    return TrainerLayout(("*.ckpt",), partial(_is_specforge, format=format), partial(_specforge, format=format))
 
 
 # in the order in which a folder without a sidecar is recognized: what says most comes first
-LAYOUTS: dict[str, Layout] = {
-    deepspec.NAME: Layout(deepspec.OWNS, _all(deepspec.INDEX, deepspec.MANIFEST), _deepspec),
-    speculators.NAME: Layout(
+LAYOUTS: dict[str, TrainerLayout] = {
+    deepspec.NAME: TrainerLayout(deepspec.OWNS, _all(deepspec.INDEX, deepspec.MANIFEST), _deepspec),
+    speculators.NAME: TrainerLayout(
         (*speculators.OWNS, "data_*.pt"),
         lambda folder: speculators.looks_like(folder) and (folder / STATE).is_file(),
         _speculators,
     ),
     **{format: _specforge_layout(format) for format in TENSORS if format in specforge.FORMATS},
-    "modelopt": Layout(("*.pt",), _any("*.pt"), _modelopt),
-    "npy": Layout(("*.npy", INDEX_FILE, TEXTS_FILE), _all(MATRIX_FILE, INDEX_FILE, TEXTS_FILE), _npy),
-    "parquet": Layout(("*.parquet", "*.json", "*.jsonl", "*.csv", "*.arrow"), _any("*.parquet"), _parquet),
+    "modelopt": TrainerLayout(("*.pt",), _any("*.pt"), _modelopt),
+    "npy": TrainerLayout(("*.npy", INDEX_FILE, TEXTS_FILE), _all(MATRIX_FILE, INDEX_FILE, TEXTS_FILE), _npy),
+    "parquet": TrainerLayout(("*.parquet", "*.json", "*.jsonl", "*.csv", "*.arrow"), _any("*.parquet"), _parquet),
     "megatron": _tokens_layout("megatron", _any("*.idx")),
     "nanotron": _tokens_layout("nanotron", _any("*.ds")),
     "nanogpt-npy": _tokens_layout("nanogpt-npy", _any("*.npy")),

@@ -36,13 +36,13 @@ from arrowbank.errors import InputError
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_filler, open_fillers, unread_beside
 from arrowbank.in2.placement import KeyCounter, Placement, Planted
-from arrowbank.in2.raw_shards import Counts, FollowedWriter, RawShards, count_rows, fields, shard_entries
+from arrowbank.in2.raw_shards import ArmCounts, FollowedWriter, RawShards, count_rows, fields, shard_entries
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import checked
 
 REPORT_EVERY = 64
-Starts = npt.NDArray[np.int64]
+RowStarts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Joined:
 
     starts: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int32]
-    flat: Starts
+    flat: RowStarts
 
 
 def _joined(lists: Sequence[list[int]], length: int) -> _Joined:
@@ -194,7 +194,7 @@ class In2Stage(Stage):
         check_names(fillers, config.split)
         self.config, self.fillers, self.out = config, fillers, out
         self._mirrored = not config.mirror
-        self._counts: Counts | None = None
+        self._counts: ArmCounts | None = None
 
     @property
     def inputs(self) -> list[Named]:

@@ -259,7 +259,7 @@ class _Cut:
     wrong: list[int] = field(default_factory=list)
 
 
-class Windows:
+class LoaderWindows:
     """Files of examples, each `width` tokens of which the first `length` are its own, under loaders of both strides."""
 
     def __init__(
@@ -303,7 +303,7 @@ class ExportedArm:
         said = self.export.said
         self.source: str = said["made_from"]["plan_digest"]
         self.width: int = said["T"] + (said["stride"] == "T+1")
-        self.windows = Windows(
+        self.windows = LoaderWindows(
             said["T"],
             self.export.shards,
             said["survivors"],

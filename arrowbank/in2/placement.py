@@ -60,7 +60,7 @@ class Placement:
             return Planted([], [], nothing, [], nothing)
         base = base_seed(config.seed, config.length, example)
         stream = Stream(base + SITE, self._words)
-        free = _Starts(config.length, span)
+        free = _FreeStarts(config.length, span)
         sites = self._sites(stream, free, example)
         drawn = stream.many_below(config.alphabet, triples * span)  # all keys, then all values
         keys, values = drawn[: triples * config.key_len], drawn[triples * config.key_len :]
@@ -84,7 +84,7 @@ class Placement:
             decoys = [place for place in decoys if place != NONE]
         return Planted(sites, needles, spans, decoys, decoy_spans)
 
-    def _sites(self, stream: Stream, free: _Starts, example: int) -> list[int]:
+    def _sites(self, stream: Stream, free: _FreeStarts, example: int) -> list[int]:
         """K sites at least two spans apart, ascending, taken in `free`: arm b plants before each, and that slot must not be
         another's."""
         config, low, span = self.config, self.config.first_site, self.config.span
@@ -133,7 +133,7 @@ class Placement:
             count *= 2  # there were too few words: begin again
 
 
-class _Starts:
+class _FreeStarts:
     """Which starts in [0, length) are still free for a span: start q is byte q + `margin` of `taken`. A span that lies at q
     sets the bytes from q on, which are `near`."""
 

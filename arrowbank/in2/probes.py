@@ -132,7 +132,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ProbeBlock:
     """What the trials of a block share: filler [T], and key with value of the needle and of the null needle."""
 
     filler: int
@@ -196,7 +196,7 @@ def trials(config: ProbesConfig, block: int, null_position: float) -> list[Trial
     return rows
 
 
-def _draw(config: ProbesConfig, fillers: Sequence[Filler], block: int) -> _Block:
+def _draw(config: ProbesConfig, fillers: Sequence[Filler], block: int) -> _ProbeBlock:
     """Draw a block. Keys that occur in its filler, or twice, are drawn again."""
     base = base_seed(config.seed, config.length, block)
     number = block % len(fillers)
@@ -207,7 +207,7 @@ def _draw(config: ProbesConfig, fillers: Sequence[Filler], block: int) -> _Block
     for _ in range(TRIES):
         spans = stream.many_below(config.alphabet, 2 * config.span).reshape(2, -1)
         if counter.count(ids, spans[:, : config.key_len], np.empty(0, np.int64)) == (0, 0):
-            return _Block(number, start, ids, spans, null_position)
+            return _ProbeBlock(number, start, ids, spans, null_position)
     raise InputError(
         f"block {block}: {TRIES} draws gave no two keys that its filler does not hold. Give a longer --key-len or a larger --alphabet."
     )

@@ -89,7 +89,7 @@ def manifest_name(config: In2Config) -> str:
 
 
 @dataclass
-class Counts:
+class ArmCounts:
     """What was really placed, over all rows."""
 
     examples: int = 0
@@ -142,9 +142,9 @@ def survive(
     }
 
 
-def count_rows(bank: FollowedWriter, config: In2Config) -> Counts:
+def count_rows(bank: FollowedWriter, config: In2Config) -> ArmCounts:
     """The counts of all shards."""
-    counts = Counts()
+    counts = ArmCounts()
     for index in range(config.arrow_shards):
         counts.add(map_shard(bank.wait_for(index)), config)
     return counts
@@ -163,7 +163,7 @@ class RawShards:
         self._lock, self._done = threading.Lock(), 0
         self._report: Callable[[int], None] | None = None
         self._jobs: list[Future[Receipt]] = []
-        self.counts: Counts | None = None  # of all rows, where the manifest was written by this run
+        self.counts: ArmCounts | None = None  # of all rows, where the manifest was written by this run
 
     def __enter__(self) -> RawShards:
         config = self._config
@@ -204,7 +204,7 @@ class RawShards:
 
     def _write_manifest(self, file: HashedFile) -> None:
         """The records first, an example a line; what they add up to is known, and stands, behind them."""
-        counts = Counts()
+        counts = ArmCounts()
         for number in range(self._config.arrow_shards):
             batch = map_shard(self._bank.wait_for(number))
             counts.add(batch, self._config)
@@ -230,7 +230,7 @@ def shard_entries(config: In2Config) -> list[dict[str, Any]]:
     ]
 
 
-def fields(config: In2Config, counts: Counts) -> dict[str, Any]:
+def fields(config: In2Config, counts: ArmCounts) -> dict[str, Any]:
     """What an arm's manifest says of its options, by trainers' names, and of what was placed."""
     return {
         "arm": config.arm,

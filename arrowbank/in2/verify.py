@@ -23,11 +23,11 @@ from arrowbank.bank.manifest import MANIFEST
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats.tokens import is_token_export
 from arrowbank.in2.blocks import Arm, Block
-from arrowbank.in2.checks import ExportedArm, Finding, Windows, filler, findings, lists, records, repeated_keys
+from arrowbank.in2.checks import ExportedArm, Finding, LoaderWindows, filler, findings, lists, records, repeated_keys
 from arrowbank.in2.config import SHARED
 from arrowbank.in2.fillers import Filler
 from arrowbank.in2.placement import KeyCounter
-from arrowbank.in2.raw_shards import Counts, fields, raw_names
+from arrowbank.in2.raw_shards import ArmCounts, fields, raw_names
 from arrowbank.progress import SILENT, Phase, Progress
 from arrowbank.settings import checked
 
@@ -67,7 +67,7 @@ def verify_in2(
         for arm in arms:
             found = []
             with attempt(arm.folder) as failures:
-                proof = _Proof(arm, fillers, [one for one in exports if one.source == arm.bank.plan_digest])
+                proof = _ArmReader(arm, fillers, [one for one in exports if one.source == arm.bank.plan_digest])
                 proof.read(phase)
                 found = proof.checks(unique_keys=unique_keys)
                 seen.append(proof.seen)
@@ -115,7 +115,7 @@ class _Seen:
         return b"".join(self._hashes[name].digest() for name in names)
 
 
-class _Proof:
+class _ArmReader:
     """One arm, read block by block."""
 
     def __init__(self, arm: Arm, given: Sequence[str | Path] | None, exports: Sequence[ExportedArm]) -> None:
@@ -125,9 +125,9 @@ class _Proof:
         self._found = findings(arm.config.mirror)
         self._filler = Finding("filler", "equal to its source outside planted spans", "differs from its source in")
         self._records = Finding("records", "the manifest's records are those of the rows", "other records than rows in")
-        self._windows = Windows(arm.config.length, arm.raw or [], arm.bank.manifest.survivors or {}, looks_ahead=False)
+        self._windows = LoaderWindows(arm.config.length, arm.raw or [], arm.bank.manifest.survivors or {}, looks_ahead=False)
         self._keys, self._twice, self._stray = KeyCounter(arm.config.vocab, arm.config.key_len), 0, 0
-        self._counts = Counts()
+        self._counts = ArmCounts()
         self._no_source = ""
         self._failures: list[str] = []
 
@@ -205,7 +205,7 @@ def _hashes(arm: Arm) -> Check:
     return Check("hashes", not wrong, detail)
 
 
-def _counts(arm: Arm, counts: Counts) -> Check:
+def _counts(arm: Arm, counts: ArmCounts) -> Check:
     """The manifests' counts against a recount of the rows."""
     recount: dict[str, Any] = {**fields(arm.config, counts), "triples": counts.triples, "survivors": counts.survivors}
     wrong = []

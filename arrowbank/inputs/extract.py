@@ -83,7 +83,7 @@ def picked(texts: list[bytes], fresh: Buffer) -> bytes:
     return b"".join(compress(texts, fresh))
 
 
-class Found:
+class FoundTexts:
     """Texts as they are met, and what has become of those before them."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Found:
 
 def extract_of(bad: BadLine, rules: Rules) -> Extract:
     """The extract of a line that its format's reader refused: counted where such lines are skipped, else the scan's end."""
-    found = Found()
+    found = FoundTexts()
     if not (bad.skippable and rules.skip_bad_lines):
         return found.extract(0, bad)
     found.counts.bad_lines += 1
@@ -142,7 +142,7 @@ class Extractor:
 
     def block(self, block: Buffer | Span) -> Extract:
         """The texts of whole lines."""
-        found = Found()
+        found = FoundTexts()
         try:
             data = block.read() if isinstance(block, Span) else block
         except OSError as error:
@@ -159,7 +159,7 @@ class Extractor:
             start = stop
         return found.extract(lines)
 
-    def _piece(self, data: bytes, before: int, found: Found, *, is_checked: bool) -> BadLine | None:
+    def _piece(self, data: bytes, before: int, found: FoundTexts, *, is_checked: bool) -> BadLine | None:
         """The texts of a few lines, the first of which is number `before` + 1. The error that ends the scan, if there is one. Lines of a
         stream were checked for their length when they were read."""
         lines = data.split(b"\n")
@@ -196,7 +196,7 @@ class Extractor:
         found.counts.episodes += len(lines) - plain
         return None
 
-    def _plain_line(self, line: bytes, number: int, found: Found) -> BadLine | None:
+    def _plain_line(self, line: bytes, number: int, found: FoundTexts) -> BadLine | None:
         """A line that the fast reader refused. The error that ends the scan, if it is one."""
         try:
             episode = parse_line(line, number)
@@ -208,7 +208,7 @@ class Extractor:
             found.counts.bad_lines += 1
         return None
 
-    def _plain_episode(self, episode: dict[str, Any], number: int, found: Found) -> None:
+    def _plain_episode(self, episode: dict[str, Any], number: int, found: FoundTexts) -> None:
         found.counts.episodes += 1
         for mark, path in self._fields:
             before = found.counts.not_text

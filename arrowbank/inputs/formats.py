@@ -25,7 +25,7 @@ from arrowbank.inputs.bad_lines import WITHOUT_NUMBERS, BadLine, decode_json, de
 from arrowbank.inputs.lines import BOM, COMPRESSIONS, line_blocks
 
 if TYPE_CHECKING:
-    from arrowbank.inputs.tables import Rows
+    from arrowbank.inputs.tables import TableRows
 
 BLOCK_BYTES = 1 << 20
 TEXT = "text"  # the field that a line of a text file becomes
@@ -43,7 +43,7 @@ Lines = Iterator["bytes | BadLine"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class InputFormat:
     """A kind of file. Exactly one of `lines` and `batches` is there.
 
     `unit` is what a record is called in messages. `rank`: of the files in a folder those of the least rank are read. `spans`: the
@@ -53,7 +53,7 @@ class Format:
     name: str
     suffixes: tuple[str, ...]
     lines: Callable[[io.BufferedReader, Reading], Lines] | None = None
-    batches: Callable[[Any, Sequence[str], int], Iterator[Rows]] | None = None
+    batches: Callable[[Any, Sequence[str], int], Iterator[TableRows]] | None = None
     unit: str = "line"
     rank: int = 0
     spans: bool = False
@@ -65,7 +65,7 @@ def _json_lines(stream: io.BufferedReader, reading: Reading) -> Lines:
 
 def _text_lines(stream: io.BufferedReader, reading: Reading) -> Lines:
     """Every line is an object with the field `text`; blank ones stay blank, so that lines keep their numbers."""
-    block = _Block()
+    block = _JsonBlock()
     for lines in line_blocks(stream, BLOCK_BYTES, reading.max_line_bytes):
         if isinstance(lines, BadLine):
             yield from block.then(lines)
@@ -81,7 +81,7 @@ def _text_lines(stream: io.BufferedReader, reading: Reading) -> Lines:
         yield from block.full(0)
 
 
-class _Block:
+class _JsonBlock:
     """JSON lines until they are a block."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Block:
 # CSV
 
 
-class _Rows:
+class _CsvLines:
     """The lines of a CSV file as `csv` wants them. Raises BadLine for one that is not UTF-8, and for a record that is too long."""
 
     def __init__(self, stream: io.BufferedReader, most: int) -> None:
@@ -118,7 +118,7 @@ class _Rows:
     def begin(self) -> None:
         self.taken = self._bytes = 0
 
-    def __iter__(self) -> _Rows:
+    def __iter__(self) -> _CsvLines:
         return self
 
     def __next__(self) -> str:
@@ -137,10 +137,10 @@ class _Rows:
 
 def _cells(stream: io.BufferedReader, reading: Reading, *, delimiter: str) -> Lines:
     """Every row is an object with a field for each column of the header. An empty cell is an absent field."""
-    block, header = _Block(), list[str]()
+    block, header = _JsonBlock(), list[str]()
     if stream.peek(len(BOM))[: len(BOM)] == BOM:
         stream.read(len(BOM))
-    rows = _Rows(stream, reading.max_line_bytes)
+    rows = _CsvLines(stream, reading.max_line_bytes)
     reader = csv.reader(rows, delimiter=delimiter, strict=True)
     while True:
         rows.begin()
@@ -293,7 +293,7 @@ class _Array:
 
 
 def _elements(stream: io.BufferedReader, reading: Reading) -> Lines:
-    block = _Block()
+    block = _JsonBlock()
     try:
         for element in _Array(stream, reading.max_line_bytes):
             block.add(element)
@@ -307,29 +307,29 @@ def _elements(stream: io.BufferedReader, reading: Reading) -> Lines:
 # tables: pyarrow's Parquet and compute parts take 15 MB, which lines need not pay
 
 
-def _parquet(source: Any, columns: Sequence[str], size: int) -> Iterator[Rows]:
+def _parquet(source: Any, columns: Sequence[str], size: int) -> Iterator[TableRows]:
     from arrowbank.inputs.tables import parquet_batches
 
     return parquet_batches(source, columns, size)
 
 
-def _arrow(source: Any, columns: Sequence[str], size: int) -> Iterator[Rows]:
+def _arrow(source: Any, columns: Sequence[str], size: int) -> Iterator[TableRows]:
     from arrowbank.inputs.tables import arrow_batches
 
     return arrow_batches(source, columns, size)
 
 
-ARRAY = Format(name="JSON array", suffixes=(), lines=_elements, unit="element", rank=1)
-JSON = Format(name="JSON", suffixes=(".json",), lines=_json_lines, rank=1, spans=True)  # an ARRAY where it begins with [
-ARROW = Format(name="Arrow", suffixes=(".arrow", ".feather"), batches=_arrow, unit="row")
-PLAIN = Format(name="text", suffixes=(".txt",), lines=_text_lines, rank=2)
+ARRAY = InputFormat(name="JSON array", suffixes=(), lines=_elements, unit="element", rank=1)
+JSON = InputFormat(name="JSON", suffixes=(".json",), lines=_json_lines, rank=1, spans=True)  # an ARRAY where it begins with [
+ARROW = InputFormat(name="Arrow", suffixes=(".arrow", ".feather"), batches=_arrow, unit="row")
+PLAIN = InputFormat(name="text", suffixes=(".txt",), lines=_text_lines, rank=2)
 FORMATS = (
-    Format(name="JSON lines", suffixes=(".jsonl", ".ndjson"), lines=_json_lines, spans=True),
+    InputFormat(name="JSON lines", suffixes=(".jsonl", ".ndjson"), lines=_json_lines, spans=True),
     JSON,
-    Format(name="CSV", suffixes=(".csv",), lines=partial(_cells, delimiter=",")),
-    Format(name="TSV", suffixes=(".tsv",), lines=partial(_cells, delimiter="\t")),
+    InputFormat(name="CSV", suffixes=(".csv",), lines=partial(_cells, delimiter=",")),
+    InputFormat(name="TSV", suffixes=(".tsv",), lines=partial(_cells, delimiter="\t")),
     PLAIN,
-    Format(name="Parquet", suffixes=(".parquet",), batches=_parquet, unit="row"),
+    InputFormat(name="Parquet", suffixes=(".parquet",), batches=_parquet, unit="row"),
     ARROW,
 )
 KNOWN = (
@@ -338,7 +338,7 @@ KNOWN = (
 )
 
 
-def format_of(name: str) -> tuple[Format, str] | None:
+def format_of(name: str) -> tuple[InputFormat, str] | None:
     """The format of a file by its name, in whatever case, and its compression (".gz", ".zst" or nothing); None for another."""
     name = name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")

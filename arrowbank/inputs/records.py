@@ -20,7 +20,7 @@ from arrowbank.progress import SILENT
 from arrowbank.settings import Settings, refuse_unread
 
 if TYPE_CHECKING:
-    from arrowbank.inputs.tables import Rows
+    from arrowbank.inputs.tables import TableRows
 
 NESTED = frozenset({"input_ids", "loss_mask", "messages", "tools"})  # fields that are no texts: JSON in a cell of CSV
 TABLES = "tables (.parquet, .arrow), which have no lines"
@@ -109,7 +109,7 @@ class Records:
             if value is not None:
                 yield Record(file.place(number), f"{name}:{number}", value)
 
-    def _rows(self, file: SourceFile, rows: Rows, before: int, first: int) -> Iterator[Record]:
+    def _rows(self, file: SourceFile, rows: TableRows, before: int, first: int) -> Iterator[Record]:
         from arrowbank.inputs.tables import values_of
 
         if not rows.batch.num_columns:

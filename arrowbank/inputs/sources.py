@@ -24,13 +24,13 @@ from arrowbank.bank.refusals import explain
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import InputError
 from arrowbank.inputs.bad_lines import BadLine
-from arrowbank.inputs.formats import ARRAY, ARROW, BLOCK_BYTES, JSON, KNOWN, Format, Reading, format_of, is_array
+from arrowbank.inputs.formats import ARRAY, ARROW, BLOCK_BYTES, JSON, KNOWN, InputFormat, Reading, format_of, is_array
 from arrowbank.inputs.lines import DamagedData, Span, line_spans, unpacked
 from arrowbank.progress import Phase, Progress
 
 if TYPE_CHECKING:
     from arrowbank.inputs.remote import RemotePath
-    from arrowbank.inputs.tables import Rows
+    from arrowbank.inputs.tables import TableRows
 
 READ_BYTES = 1 << 20
 _SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
@@ -70,7 +70,7 @@ class SourceFile:
     """A file of records: where, what is in it, and the compression around that (".gz", ".zst" or nothing)."""
 
     path: Path | RemotePath
-    format: Format
+    format: InputFormat
     compression: str = ""
 
     @property
@@ -389,7 +389,7 @@ def _json(path: Path | RemotePath) -> Any:
 
 def read_blocks(
     file: SourceFile, reading: Reading, known: Print | None = None, columns: Sequence[str] = (), *, spans: bool = False
-) -> Iterator[tuple[bytes | Span | BadLine | Rows, int]]:
+) -> Iterator[tuple[bytes | Span | BadLine | TableRows, int]]:
     """What is in a file, about a MiB at a time: JSON lines (or, with `spans`, where they are), rows of a table's `columns`, or what is
     wrong with the next line. Beside it the bytes of the file that it took.
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from arrowbank.errors import InputError
 from arrowbank.inputs.bad_lines import BadLine, not_a_text, not_utf8
-from arrowbank.inputs.extract import Counts, Extract, Found, Rules
+from arrowbank.inputs.extract import Counts, Extract, FoundTexts, Rules
 from arrowbank.inputs.fields import EACH, FieldPath, parse_path
 
 FILE_MAGIC = b"ARROW1"
@@ -27,7 +27,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 RowNumbers = npt.NDArray[np.int64]
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Some rows of a table, the share of the file that they are, and the names of all columns of the file."""
 
     batch: pa.RecordBatch
@@ -89,7 +89,7 @@ _LISTS = (
 )
 
 
-def parquet_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[Rows]:
+def parquet_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[TableRows]:
     """Those of `columns` that there are, about `size` bytes of rows at a time. `source` is a path, or an open file."""
     with pq.ParquetFile(source, pre_buffer=False) as file:
         meta, names = file.metadata, list(file.schema_arrow.names)
@@ -98,10 +98,10 @@ def parquet_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[
         rows = _rows_of(size, total, meta.num_rows)
         for batch in file.iter_batches(batch_size=rows, columns=wanted):
             _check(batch)
-            yield Rows(batch, batch.num_rows / meta.num_rows, names)
+            yield TableRows(batch, batch.num_rows / meta.num_rows, names)
 
 
-def arrow_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[Rows]:
+def arrow_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[TableRows]:
     """As `parquet_batches`, of an Arrow file or stream."""
     with pa.memory_map(str(source)) if isinstance(source, Path) else pa.PythonFile(source, mode="r") as file:
         total = file.size()
@@ -115,7 +115,7 @@ def arrow_batches(source: Any, columns: Sequence[str], size: int) -> Iterator[Ro
             rows = _rows_of(size, held, whole.num_rows)
             for start in range(0, whole.num_rows, rows):
                 share = held / total * min(rows, whole.num_rows - start) / whole.num_rows
-                yield Rows(batch.slice(start, rows), share, names)
+                yield TableRows(batch.slice(start, rows), share, names)
 
 
 def _wanted(columns: Sequence[str], names: list[str]) -> list[str]:
@@ -162,7 +162,7 @@ def _stream(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
 
 def extract_rows(batch: pa.RecordBatch, rules: Rules) -> Extract:
     """The texts of a batch's rows in order. The error that ends the scan is in the extract, with the row counted from 1."""
-    found = Found()
+    found = FoundTexts()
     found.counts.episodes = batch.num_rows
     kinds = rules.kinds
     texts: list[str] = []

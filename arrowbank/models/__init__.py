@@ -25,7 +25,7 @@ from arrowbank.models.folder import local_model, model_fingerprint, resolve_mode
 from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
-    from arrowbank.models.encoder import Encoder
+    from arrowbank.models.encoder import ModelEncoder
     from arrowbank.models.taps import HiddenStates
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def load_encoder(config: ModelConfig, *, worker: int = 0, info: ModelInfo | None = None) -> Encoder:
+def load_encoder(config: ModelConfig, *, worker: int = 0, info: ModelInfo | None = None) -> ModelEncoder:
     """Load the model of `config` and return its encoder: (N, T) int32 token ids → (N, D) float32 vectors.
 
     `worker` picks the GPU (`cuda:{worker % count}`) where the device is not named; `info`, if the caller has it from

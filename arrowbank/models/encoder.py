@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 
-def load(config: ModelConfig, info: ModelInfo, *, worker: int = 0) -> Encoder:
+def load(config: ModelConfig, info: ModelInfo, *, worker: int = 0) -> ModelEncoder:
     """See arrowbank.models.load_encoder."""
     device = torch.device(resolve_device(config, worker)[0])
     reader = load_hidden_states(config, info, device)
     widen_where_needed(reader, info, device)
-    return Encoder(passes_on(device, PooledReader(reader, info.pooling), info))
+    return ModelEncoder(passes_on(device, PooledReader(reader, info.pooling), info))
 
 
 class PooledReader(nn.Module):
@@ -45,7 +45,7 @@ class PooledReader(nn.Module):
         return pool(self.reader(input_ids_NT), self.how)
 
 
-class Encoder:
+class ModelEncoder:
     """(N, T) int32 token ids → (N, D) float32 vectors: pooled, not normalised. A NaN is passed on, for the caller to refuse."""
 
     def __init__(self, passes: Passes) -> None:

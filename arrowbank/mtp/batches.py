@@ -44,7 +44,7 @@ class WindowBatch:
         return places + ahead < torch.from_numpy(self.lengths).to(self.input_ids.device)[:, None]
 
 
-class Windows:
+class DraftWindows:
     """The windows of `bank` for `draft`. Raises InputError where the bank's hidden states are not those that the draft is fed."""
 
     def __init__(self, bank: TrunkBank, draft: Draft) -> None:
@@ -90,7 +90,7 @@ def _padded(parts: Sequence[npt.NDArray[Any]], width: int, dtype: type) -> npt.N
 class Feeding:
     """The inputs of windows `rows` at all steps of a chain, or in rounds (`stride`)."""
 
-    def __init__(self, path: Path, windows: Windows, rows: Sequence[int], *, steps: int, stride: int, batch: int) -> None:
+    def __init__(self, path: Path, windows: DraftWindows, rows: Sequence[int], *, steps: int, stride: int, batch: int) -> None:
         self._windows, self._rows, self._steps, self._stride, self._batch = windows, rows, steps, stride, batch
         self._place = {int(row): at for at, row in enumerate(rows)}
         bank = windows.bank

@@ -26,7 +26,7 @@ _DOWN = "experts.down_proj"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TensorPlace:
     """The checkpoint's tensor `stored` is the region `index` of the module's tensor `own`; `shape` is the region's.
 
     `swapped`: its first half along the columns is the module's second, and the other way round.
@@ -49,7 +49,7 @@ class Place:
         part.copy_(stored.roll(stored.shape[-1] // 2, dims=-1) if self.swapped else stored)
 
 
-def find_places(found: FoundLayout, own: Mapping[str, tuple[int, ...]], names: Collection[str] | None) -> list[Place]:
+def find_places(found: FoundLayout, own: Mapping[str, tuple[int, ...]], names: Collection[str] | None) -> list[TensorPlace]:
     """The places of all the draft's tensors, whose `own` names and shapes are given, under the checkpoint's `names`.
 
     Without `names` (a draft that was not in a checkpoint before) experts are stored one by one, as trunks are.
@@ -70,21 +70,21 @@ def find_places(found: FoundLayout, own: Mapping[str, tuple[int, ...]], names: C
     return places
 
 
-def _places(found: FoundLayout, own: str, shape: tuple[int, ...], names: Collection[str] | None) -> Iterator[Place]:
+def _places(found: FoundLayout, own: str, shape: tuple[int, ...], names: Collection[str] | None) -> Iterator[TensorPlace]:
     stored = found.stored(own)
     packed = own.endswith((_GATE_UP, _DOWN)) and len(shape) == 3
     if not packed or (names is not None and stored in names):
-        yield Place(stored=stored, own=own, shape=shape, swapped=own == "eh_proj.weight" and found.layout.hidden_first)
+        yield TensorPlace(stored=stored, own=own, shape=shape, swapped=own == "eh_proj.weight" and found.layout.hidden_first)
         return
     experts, rows, columns = shape
     base = stored.rpartition(".")[0]
     for expert in range(experts):
         if own.endswith(_DOWN):
-            yield Place(stored=f"{base}.{expert}.down_proj.weight", own=own, shape=(rows, columns), index=(expert,))
+            yield TensorPlace(stored=f"{base}.{expert}.down_proj.weight", own=own, shape=(rows, columns), index=(expert,))
             continue
         half = rows // 2
         for part, where in (("gate_proj", slice(0, half)), ("up_proj", slice(half, rows))):
-            yield Place(stored=f"{base}.{expert}.{part}.weight", own=own, shape=(half, columns), index=(expert, where))
+            yield TensorPlace(stored=f"{base}.{expert}.{part}.weight", own=own, shape=(half, columns), index=(expert, where))
 
 
 Codec = Literal["keep", "bf16", "fp16", "int8", "nf4"]
@@ -106,7 +106,7 @@ NF4_TABLE = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 
-Stored = dict[str, torch.Tensor]
+StoredTensors = dict[str, torch.Tensor]
 
 
 def check_codec(codec: str) -> None:
@@ -115,7 +115,7 @@ def check_codec(codec: str) -> None:
         raise InputError(f"codec is {codec!r}; expected one of {', '.join(CODECS)}")
 
 
-def encode(name: str, values: torch.Tensor, codec: str, dtype: torch.dtype) -> Stored:
+def encode(name: str, values: torch.Tensor, codec: str, dtype: torch.dtype) -> StoredTensors:
     """What is stored of the tensor `name`: `values`, of any float dtype and shape, by `codec`; `dtype` is the one to keep.
 
     Raises InputError for values that the codec cannot hold (Inf or NaN, or too large for float16).
@@ -184,14 +184,14 @@ def _expect(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> Non
         raise InputError(f"tensor {name} has shape {found}; expected {expected} for what it encodes. Write the draft again.")
 
 
-def _int8(name: str, values: torch.Tensor) -> Stored:
+def _int8(name: str, values: torch.Tensor) -> StoredTensors:
     scale = values.abs().amax(dim=-1) / INT8_MAX
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     codes = (values / scale.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     return {name: codes.contiguous(), name + SCALE: scale.contiguous()}
 
 
-def _nf4(name: str, values: torch.Tensor) -> Stored:
+def _nf4(name: str, values: torch.Tensor) -> StoredTensors:
     flat = values.reshape(-1)
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
     absmax = blocks.abs().amax(dim=1)

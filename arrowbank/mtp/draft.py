@@ -16,7 +16,7 @@ from torch import nn
 
 from arrowbank.errors import InputError
 from arrowbank.models.layers import find_blocks
-from arrowbank.mtp.layouts import CANONICAL, ROLES, Layout, Side
+from arrowbank.mtp.layouts import CANONICAL, ROLES, DraftLayout, Side
 
 _NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 _PROBE_TOKENS = 3
@@ -197,7 +197,9 @@ class Draft(nn.Module):
     but on a GPU float32 weights over a 16-bit trunk run under torch.autocast.
     """
 
-    def __init__(self, trunk: Trunk, *, sparse: bool, dtype: torch.dtype | None = None, layout: Layout = CANONICAL) -> None:
+    def __init__(
+        self, trunk: Trunk, *, sparse: bool, dtype: torch.dtype | None = None, layout: DraftLayout = CANONICAL
+    ) -> None:
         super().__init__()
         self.dtype = dtype or trunk.dtype
         width = trunk.hidden_size

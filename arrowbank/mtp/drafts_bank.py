@@ -14,7 +14,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.kinds.trunk import lists_of, row_offsets
 from arrowbank.bank.manifest import Manifest
-from arrowbank.mtp.batches import WindowBatch, Windows
+from arrowbank.mtp.batches import DraftWindows, WindowBatch
 from arrowbank.mtp.draft import Draft, step_tokens
 from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.loss import top_tokens
@@ -32,7 +32,7 @@ def dump_writer(folder: str | Path, recipe: Mapping[str, Any], *, restart: bool)
 def dump_drafts(
     bank: BankWriter,
     draft: Draft,
-    windows: Windows,
+    windows: DraftWindows,
     rows: Sequence[int],
     weights: Mapping[str, Mapping[str, torch.Tensor]],
     config: HealConfig,
@@ -52,7 +52,7 @@ def dump_drafts(
 
 
 @torch.no_grad()
-def _batch(draft: Draft, windows: Windows, part: WindowBatch, when: str, steps: int) -> pa.RecordBatch:
+def _batch(draft: Draft, windows: DraftWindows, part: WindowBatch, when: str, steps: int) -> pa.RecordBatch:
     names, fill = windows.bank.set_names, windows.bank.manifest.pad_id
     lengths = part.lengths.astype(np.int32)
     offsets = row_offsets(lengths)

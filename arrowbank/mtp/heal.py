@@ -18,7 +18,7 @@ from arrowbank.bank.places import beside, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
-from arrowbank.mtp.batches import Windows
+from arrowbank.mtp.batches import DraftWindows
 from arrowbank.mtp.draft import Draft, Trunk, trunk_of
 from arrowbank.mtp.drafts_bank import WHEN, dump_drafts, dump_writer
 from arrowbank.mtp.heal_config import HealConfig
@@ -101,22 +101,22 @@ def heal_draft(
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _HealSubject:
     """What is healed, on what, and how it is counted. `first` are the weights that it begins with."""
 
     draft: Draft
-    windows: Windows
+    windows: DraftWindows
     first: Mapping[str, torch.Tensor]
     conventions: Mapping[str, float]
     count: Callable[[Draft], Measured]
 
 
-def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folder: Path, progress: Progress) -> _Subject:
+def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folder: Path, progress: Progress) -> _HealSubject:
     """Load trunk and draft, and see that the draft is fed what it was trained on."""
     draft = _first_draft(config, _load_trunk(config.model), folder)
     for note in draft.origin.notes:
         progress.message(note)
-    windows = Windows(bank, draft)
+    windows = DraftWindows(bank, draft)
     conventions = {} if config.init else check_conventions(draft, windows, held_out, chain=config.chain, batch=config.batch)
     count = partial(
         measure,
@@ -127,10 +127,10 @@ def _subject(config: HealConfig, bank: TrunkBank, held_out: Sequence[int], folde
         batch=config.batch,
         in_order=config.in_order,
     )
-    return _Subject(draft, windows, draft.weights(), conventions, count)
+    return _HealSubject(draft, windows, draft.weights(), conventions, count)
 
 
-def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: HealFolder, progress: Progress) -> Healed:
+def _heal(config: HealConfig, subject: _HealSubject, rows: Sequence[int], work: HealFolder, progress: Progress) -> Healed:
     """Train, if there is anything to train; the draft then has its best weights."""
     before, steps, best_step = subject.count(subject.draft), 0, 0
     if config.epochs:
@@ -143,7 +143,7 @@ def _heal(config: HealConfig, subject: _Subject, rows: Sequence[int], work: Heal
 
 def _write(
     config: HealConfig,
-    subject: _Subject,
+    subject: _HealSubject,
     healed: Healed,
     folder: Path,
     targets: Sequence[tuple[str, Path]],

@@ -20,7 +20,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class DraftLayout:
     """How one family names a draft's tensors, all below a prefix. H is the model's width, V its vocabulary.
 
     prefixes       what all names begin with, the first that is found; {N} is the trunk's number of layers, {i} the draft's number
@@ -51,7 +51,7 @@ class Layout:
         return {f"{role}.weight": getattr(self, role) for role in ROLES}
 
 
-CANONICAL = Layout(
+CANONICAL = DraftLayout(
     family="canonical",
     prefixes=("model.mtp.", "model.language_model.mtp."),
     eh_proj="eh_proj.weight",
@@ -61,7 +61,7 @@ CANONICAL = Layout(
     block="layers.0.",
 )
 LAYOUTS = (
-    Layout(
+    DraftLayout(
         family="qwen3-next",
         prefixes=("mtp.",),
         eh_proj="fc.weight",
@@ -70,7 +70,7 @@ LAYOUTS = (
         norm="norm.weight",
         block="layers.0.",
     ),
-    Layout(
+    DraftLayout(
         family="deepseek-v3",
         prefixes=("model.layers.{N}.", "model.language_model.layers.{N}.", "language_model.model.layers.{N}."),
         eh_proj="eh_proj.weight",
@@ -82,7 +82,7 @@ LAYOUTS = (
         recycle="pre",
     ),
     CANONICAL,
-    Layout(
+    DraftLayout(
         family="mimo",
         prefixes=("model.mtp_layers.{i}.",),
         eh_proj="input_proj.weight",
@@ -100,7 +100,7 @@ LAYOUTS = (
 class FoundLayout:
     """A layout with its prefix filled in: `stored(own)` is a checkpoint's name for one of the draft's own."""
 
-    layout: Layout
+    layout: DraftLayout
     prefix: str
 
     def stored(self, own: str) -> str:

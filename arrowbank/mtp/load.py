@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from arrowbank.errors import InputError
-from arrowbank.mtp.checkpoint import Checkpoint, Place, find_places
+from arrowbank.mtp.checkpoint import Checkpoint, TensorPlace, find_places
 from arrowbank.mtp.draft import Draft, DraftOrigin, Trunk, trunk_of
 from arrowbank.mtp.layouts import CANONICAL, FoundLayout
 
@@ -67,7 +67,7 @@ def init_from_last_block(model: Any, *, dtype: torch.dtype | None = None) -> Dra
     return draft
 
 
-def check_shapes(checkpoint: Checkpoint, places: list[Place]) -> None:
+def check_shapes(checkpoint: Checkpoint, places: list[TensorPlace]) -> None:
     """InputError, by tensor, for a shape that is not the one of its place."""
     for place in places:
         shape = checkpoint.shape(place.stored)
@@ -104,7 +104,7 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
     return found
 
 
-def _fill(own: Mapping[str, torch.Tensor], places: list[Place], checkpoint: Checkpoint) -> None:
+def _fill(own: Mapping[str, torch.Tensor], places: list[TensorPlace], checkpoint: Checkpoint) -> None:
     with torch.no_grad():
         for place in places:
             place.write(own[place.own], checkpoint.read(place.stored))

@@ -11,7 +11,7 @@ import torch
 
 from arrowbank.errors import InputError
 from arrowbank.mtp.acceptance import Acceptance, Ints, count_chains, count_in_order, count_rounds, nothing, round_offsets
-from arrowbank.mtp.batches import WindowBatch, Windows
+from arrowbank.mtp.batches import DraftWindows, WindowBatch
 from arrowbank.mtp.draft import Draft, rounds
 from arrowbank.mtp.draft import chain as unrolled
 from arrowbank.mtp.layouts import Side
@@ -40,7 +40,7 @@ class Measured:
 @torch.no_grad()
 def measure(
     draft: Draft,
-    windows: Windows,
+    windows: DraftWindows,
     rows: Sequence[int],
     *,
     chain: int,
@@ -112,7 +112,7 @@ WINDOWS = 8
 RATIO, MARGIN = 1.25, 0.05  # better by so much is clearly better
 
 
-def check_conventions(draft: Draft, windows: Windows, rows: Sequence[int], *, chain: int, batch: int) -> dict[str, float]:
+def check_conventions(draft: Draft, windows: DraftWindows, rows: Sequence[int], *, chain: int, batch: int) -> dict[str, float]:
     """Expected accepted drafts a round by convention, "hidden/recycle"; InputError where the chosen one is clearly the worse.
 
     Hidden states before the norm give both sides; a bank of those after it only one.

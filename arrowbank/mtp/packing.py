@@ -81,7 +81,7 @@ def pack(name: str, records: Iterable[Ids], *, tokens: int, window: int, chain: 
 
 
 @dataclass(frozen=True)
-class Windows:
+class PackedWindows:
     """The windows of all sets in the order of the sets: what the rows of a trunk bank are about."""
 
     sets: Sequence[PackedSet]

@@ -26,7 +26,17 @@ from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, PIECE, SafetensorsFile, write_safetensors
 from arrowbank.models.folder import INDEX, SINGLE, read_json
-from arrowbank.mtp.checkpoint import NAMES, PROVENANCE, Checkpoint, Place, Stored, check_codec, encode, find_places, is_router
+from arrowbank.mtp.checkpoint import (
+    NAMES,
+    PROVENANCE,
+    Checkpoint,
+    StoredTensors,
+    TensorPlace,
+    check_codec,
+    encode,
+    find_places,
+    is_router,
+)
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.layouts import CANONICAL, FoundLayout, shown
 from arrowbank.mtp.load import check_shapes
@@ -51,7 +61,7 @@ class SavedDraft:
 class _Changes:
     """New tensors by the file they go to, and the names that go away."""
 
-    new: dict[str, Stored] = field(default_factory=dict)
+    new: dict[str, StoredTensors] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
 
 
@@ -128,7 +138,7 @@ def remove_of_plan(target: Path, plans: Collection[str | None]) -> None:
 
 
 def _changes(
-    checkpoint: Checkpoint, own: Mapping[str, torch.Tensor], places: list[Place], *, codec: str, dtype: torch.dtype
+    checkpoint: Checkpoint, own: Mapping[str, torch.Tensor], places: list[TensorPlace], *, codec: str, dtype: torch.dtype
 ) -> _Changes:
     changes = _Changes()
     single = (checkpoint.folder / SINGLE).is_file()
@@ -145,7 +155,7 @@ def _changes(
     return changes
 
 
-def _as_it_was(checkpoint: Checkpoint, name: str, values: torch.Tensor, codec: str) -> Stored:
+def _as_it_was(checkpoint: Checkpoint, name: str, values: torch.Tensor, codec: str) -> StoredTensors:
     """What is stored of a tensor that the source has: to keep, the source's own bytes if the values are still those."""
     before = checkpoint.read(name)
     if codec != "keep":
@@ -175,7 +185,7 @@ def _write(checkpoint: Checkpoint, folder: Path, changes: _Changes, record: str)
     return digests
 
 
-def _rewrite(path: Path, before: SafetensorsFile | None, new: Stored, gone: set[str], record: str) -> str:
+def _rewrite(path: Path, before: SafetensorsFile | None, new: StoredTensors, gone: set[str], record: str) -> str:
     """A safetensors file with the tensors of `before` that stay and the `new` ones; its sha256.
 
     Larger elements first, then by name: so every tensor begins at a multiple of its element's size.

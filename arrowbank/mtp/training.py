@@ -18,7 +18,7 @@ from arrowbank.bank.manifest import parsed_json
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import BadVector, CorruptBank
 from arrowbank.formats.safetensors import write_safetensors
-from arrowbank.mtp.batches import Feeding, Windows
+from arrowbank.mtp.batches import DraftWindows, Feeding
 from arrowbank.mtp.checkpoint import NAMES
 from arrowbank.mtp.draft import Draft, step_tokens
 from arrowbank.mtp.heal_config import HealConfig
@@ -127,21 +127,21 @@ ROLES = ("now", "best", "fed")
 
 
 @dataclass(frozen=True)
-class Job:
+class ChainBatch:
     """A batch of windows (rows of the bank) at a chain step; step 0: in rounds."""
 
     rows: tuple[int, ...]
     step: int
 
 
-def jobs_of(rows: Sequence[int], config: HealConfig) -> list[Job]:
+def jobs_of(rows: Sequence[int], config: HealConfig) -> list[ChainBatch]:
     """All jobs of an epoch, unshuffled."""
     batches = [tuple(int(row) for row in rows[start : start + config.batch]) for start in range(0, len(rows), config.batch)]
     steps = (0,) if config.stride else range(1, config.chain + 1)
-    return [Job(batch, step) for batch in batches for step in steps]
+    return [ChainBatch(batch, step) for batch in batches for step in steps]
 
 
-def ordered(jobs: Sequence[Job], epochs: float) -> Iterator[Job]:
+def ordered(jobs: Sequence[ChainBatch], epochs: float) -> Iterator[ChainBatch]:
     """ceil(epochs × jobs) jobs, shuffled anew each epoch by numbers that go on through all of them."""
     numbers, left = xorshift64(), math.ceil(epochs * len(jobs))
     while left > 0:
@@ -167,7 +167,7 @@ class Training:
         self,
         config: HealConfig,
         draft: Draft,
-        windows: Windows,
+        windows: DraftWindows,
         rows: Sequence[int],
         held_out: Sequence[int],
         folder: Path,
@@ -225,7 +225,7 @@ class Training:
         self.feeding.refresh(self.draft, self.at.refreshes)
         self.at.refreshes += 1
 
-    def _step(self, job: Job) -> None:
+    def _step(self, job: ChainBatch) -> None:
         rate = learning_rate(self.at.step, len(self.jobs), self.rules.lr)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -245,7 +245,7 @@ class Training:
                 "Give a smaller --lr, or --dtype float32, and check the draft's weights."
             )
 
-    def loss(self, job: Job) -> torch.Tensor:
+    def loss(self, job: ChainBatch) -> torch.Tensor:
         """The mean loss over the real rows of a job."""
         part = self.windows.batch(job.rows)
         ahead = max(job.step, 1)  # in rounds every row predicts the token after the next

@@ -25,7 +25,7 @@ from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError
 from arrowbank.inputs.sources import source_places
 from arrowbank.models import describe, load_tokenizer, local_model, tokenizer_fingerprint
-from arrowbank.mtp.packing import HELD_OUT_EVERY, PackedSet, Windows, least_tokens, pack, shuffled
+from arrowbank.mtp.packing import HELD_OUT_EVERY, PackedSet, PackedWindows, least_tokens, pack, shuffled
 from arrowbank.mtp.taps import build_taps, taps_bytes, taps_folder
 from arrowbank.mtp.trunk_plan import (
     FILES_OVERHEAD,
@@ -155,9 +155,9 @@ class TrunkStage(Stage):
         return load_tokenizer(name or self.config.model.model, trust_remote_code=code)
 
     @cached_property
-    def windows(self) -> Windows:
+    def windows(self) -> PackedWindows:
         """The packed windows. InputError for data that cannot be read, or give too few windows."""
-        windows = Windows([self._pack(one) for one in self.config.data], self.config.window, self.config.hold_all)
+        windows = PackedWindows([self._pack(one) for one in self.config.data], self.config.window, self.config.hold_all)
         if all(source.are_rows for source in self._sources.values()):
             refuse_unread("banks and tables, which have no lines", self.config, ["on_bad_line", "max_line_bytes"])
         if not any(source.text_field for source in self._sources.values()):

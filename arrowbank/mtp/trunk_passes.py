@@ -87,7 +87,7 @@ def require_causal(config: ModelConfig, info: ModelInfo) -> None:
         raise _refusal(info, "it has an encoder and a decoder" if both else "that is no causal language model with its head")
 
 
-def load_trunk(config: ModelConfig, topk: int, norm: str, *, worker: int = 0, info: ModelInfo | None = None) -> Trunk:
+def load_trunk(config: ModelConfig, topk: int, norm: str, *, worker: int = 0, info: ModelInfo | None = None) -> TrunkPasses:
     """Load the causal language model of `config`, whose backbone must be "outer", as a trunk: (N, T) int32 token ids → hidden
     states after its final norm (`norm` "post") or before it ("pre"), and the `topk` most likely next tokens of every row.
 
@@ -98,7 +98,7 @@ def load_trunk(config: ModelConfig, topk: int, norm: str, *, worker: int = 0, in
     device = torch.device(resolve_device(config, worker)[0])
     reader = load_reader(config, info, device, lambda model: TrunkReader(model, info, device, topk, norm))
     widen_where_needed(reader, info, device)
-    return Trunk(passes_on(device, reader, info))
+    return TrunkPasses(passes_on(device, reader, info))
 
 
 def load_layers(config: ModelConfig, layers: Sequence[int], *, worker: int = 0, info: ModelInfo | None = None) -> Passes:
@@ -111,7 +111,7 @@ def load_layers(config: ModelConfig, layers: Sequence[int], *, worker: int = 0, 
     return passes_on(device, _Layers(reader), info)
 
 
-class Trunk:
+class TrunkPasses:
     """(N, T) int32 token ids → TrunkStates."""
 
     def __init__(self, passes: Passes) -> None:

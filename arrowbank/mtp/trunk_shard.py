@@ -18,7 +18,7 @@ from arrowbank.errors import BadVector
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelConfig, ModelInfo
-    from arrowbank.mtp.trunk_passes import Trunk, TrunkStates
+    from arrowbank.mtp.trunk_passes import TrunkPasses, TrunkStates
 
 
 Report = Callable[[int], None]
@@ -56,7 +56,7 @@ class TrunkJob:
 class ShardComputer:
     """A worker that holds the model and the windows."""
 
-    def __init__(self, job: TrunkJob, trunk: Trunk) -> None:
+    def __init__(self, job: TrunkJob, trunk: TrunkPasses) -> None:
         self.job, self.trunk = job, trunk
         self._ids = np.load(job.rows.ids, mmap_mode="r")
 

@@ -19,7 +19,7 @@ SHOWN_FILES = 100
 
 
 @dataclass(frozen=True)
-class Proof:
+class Verification:
     """The checks of a bank; `damaged` are the files whose bytes are not those of the manifest."""
 
     full: bool
@@ -38,13 +38,13 @@ class Proof:
         return "every byte proved" if self.ok else "a check failed"
 
 
-def prove(bank: Bank, *, full: bool, progress: Progress) -> Proof:
+def prove(bank: Bank, *, full: bool, progress: Progress) -> Verification:
     """Run `verify`, quick or in full. Which files are damaged is looked up only where its hashes failed."""
     checks = verify(bank.folder, quick=not full, progress=progress)
     damaged = frozenset[str]()
     if any(check.name == "hashes" and not check.ok for check in checks):
         damaged = frozenset(entry.name for entry in bank.manifest.files if _is_damaged(bank, entry))
-    return Proof(full, checks, damaged)
+    return Verification(full, checks, damaged)
 
 
 def _is_damaged(bank: Bank, entry: FileEntry) -> bool:
@@ -59,7 +59,7 @@ def verdict(ok: bool, words: str) -> Markup:
     return tag("span", {"class": "good" if ok else "bad"}, f"{'✓' if ok else '✗'} {words}")
 
 
-def _verdict_of(entry: FileEntry, proof: Proof) -> Markup:
+def _verdict_of(entry: FileEntry, proof: Verification) -> Markup:
     if entry.name in proof.damaged:
         return verdict(False, "bytes differ")
     if proof.full:
@@ -67,7 +67,7 @@ def _verdict_of(entry: FileEntry, proof: Proof) -> Markup:
     return verdict(True, "size" if entry.rows is None else "size, rows")
 
 
-def files_of(name: str, bank: Bank, proof: Proof) -> Markup:
+def files_of(name: str, bank: Bank, proof: Verification) -> Markup:
     """The checks and the files of a bank; shards first, damaged ones before all."""
     shards = set(bank.shard_names)
     entries = sorted(

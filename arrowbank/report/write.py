@@ -22,7 +22,7 @@ from arrowbank.features.audit import read_audit
 from arrowbank.progress import SILENT, Progress
 from arrowbank.report.build import one_step, pace_plots
 from arrowbank.report.healed import tell_healing
-from arrowbank.report.integrity import Proof, audit_section, files_of, prove
+from arrowbank.report.integrity import Verification, audit_section, files_of, prove
 from arrowbank.report.page import Page
 from arrowbank.report.section import Section, Story, code_block, facts_list, paragraph, plots
 from arrowbank.report.subject import Subject, open_subject
@@ -152,7 +152,7 @@ def _titles(subject: Subject) -> str:
     return ", ".join([first, *(name[0].lower() + name[1:] if name[1:2].islower() else name for name in more)]) + "."
 
 
-def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
+def _tiles(subject: Subject, proofs: dict[str, Verification]) -> list[tuple[str, str]]:
     if not subject.banks:
         return []
     size = sum(entry.bytes for bank in subject.banks.values() for entry in bank.manifest.files)
@@ -161,7 +161,7 @@ def _tiles(subject: Subject, proofs: dict[str, Proof]) -> list[tuple[str, str]]:
     return [(human_bytes(size), f"in {plural(shards, 'shard')}"), ("✓" if good else "✗", next(iter(proofs.values())).words)]
 
 
-def _common(subject: Subject, proofs: dict[str, Proof], checks: list[Check]) -> list[Section]:
+def _common(subject: Subject, proofs: dict[str, Verification], checks: list[Check]) -> list[Section]:
     """What every bank's page has: facts, how to open it, files and checks, how fast it was built. What cannot be described is
     added to `checks`."""
     single = len(subject.banks) == 1

@@ -15,7 +15,7 @@ from arrowbank.bank.manifest import FileEntry
 from arrowbank.bank.remote.addresses import Address
 from arrowbank.bank.remote.hub import MAIN, TYPE, HubStore, hub_errors, without_bars
 from arrowbank.bank.remote.objects import BLOCK, ObjectStore, object_errors
-from arrowbank.bank.remote.stores import AT_ONCE, Report, Store, Stored, side_by_side
+from arrowbank.bank.remote.stores import AT_ONCE, Report, Store, StoredFile, side_by_side
 from arrowbank.errors import CorruptBank, InputError
 
 
@@ -47,7 +47,7 @@ class Outgoing:
         return {"name": self.name, "bytes": self.size, "sha256": self.sha256}
 
 
-class Place(Store, Protocol):
+class PushPlace(Store, Protocol):
     """A store that can be written to."""
 
     hub: bool
@@ -58,7 +58,7 @@ class Place(Store, Protocol):
     def create(self, *, public: bool) -> None:
         """Make the place."""
 
-    def is_right(self, file: Outgoing, found: Stored | None) -> bool:
+    def is_right(self, file: Outgoing, found: StoredFile | None) -> bool:
         """Whether what lies there is the file, as far as the place can tell."""
 
     def send(self, files: Sequence[Outgoing], message: str, report: Report) -> None:
@@ -106,7 +106,7 @@ class HubPlace(HubStore):
         with hub_errors(self.shown):
             self.api.create_repo(self.repo, repo_type=TYPE, private=not public)
 
-    def is_right(self, file: Outgoing, found: Stored | None) -> bool:
+    def is_right(self, file: Outgoing, found: StoredFile | None) -> bool:
         if found is None or found.size != file.size:
             return False
         if found.sha256:
@@ -183,7 +183,7 @@ class ObjectPlace(ObjectStore):
             with object_errors(self.shown):
                 self.fs.makedirs(self.root, exist_ok=True)
 
-    def is_right(self, file: Outgoing, found: Stored | None) -> bool:
+    def is_right(self, file: Outgoing, found: StoredFile | None) -> bool:
         if found is None or found.size != file.size:
             return False
         return not self.read_back or self._sha256(file) == file.sha256

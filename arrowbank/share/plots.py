@@ -22,7 +22,7 @@ SAMPLES = 16  # of a target bank
 
 
 @dataclass(frozen=True)
-class Histogram:
+class Distribution:
     """How often values occur, and what they are."""
 
     values: npt.NDArray[Any]
@@ -39,19 +39,19 @@ class Spread:
     title: str
 
 
-def picture_of(bank: Bank) -> Histogram | Spread | None:
+def picture_of(bank: Bank) -> Distribution | Spread | None:
     """What is worth a picture in a bank of this kind; None where nothing is."""
     named = kind_of(bank.kind).picture
-    found: Histogram | Spread | None = resolve(named)(bank) if named else None
+    found: Distribution | Spread | None = resolve(named)(bank) if named else None
     return found
 
 
-def svg(picture: Histogram | Spread) -> bytes:
+def svg(picture: Distribution | Spread) -> bytes:
     """The picture drawn, as a file."""
-    return svg_file(_bars(picture) if isinstance(picture, Histogram) else _ranges(picture))
+    return svg_file(_bars(picture) if isinstance(picture, Distribution) else _ranges(picture))
 
 
-def _bars(picture: Histogram) -> Plot:
+def _bars(picture: Distribution) -> Plot:
     values, whole = picture.values, np.issubdtype(picture.values.dtype, np.integer)
     low, middle, high = map(float, np.percentile(values, (0, 50, 100)))
     summary = f"From {number(low)} to {number(high)}, half of them at most {number(middle)}."
@@ -64,40 +64,42 @@ def _ranges(picture: Spread) -> Plot:
     return ranges(picture.title, picture.names, picture.percentiles, x_label="L2 norm", summary=summary)
 
 
-def text_lengths(bank: Bank) -> Histogram:
+def text_lengths(bank: Bank) -> Distribution:
     counts = [pc.utf8_length(batch.column("text")) for batch in bank.shards()]
-    return Histogram(np.concatenate([values_of(count) for count in counts]), "characters", "Length of the texts")
+    return Distribution(np.concatenate([values_of(count) for count in counts]), "characters", "Length of the texts")
 
 
-def token_lengths(bank: Bank) -> Histogram:
+def token_lengths(bank: Bank) -> Distribution:
     return _lengths(bank, "Length of the texts")
 
 
-def window_lengths(bank: Bank) -> Histogram:
+def window_lengths(bank: Bank) -> Distribution:
     return _lengths(bank, "Length of the windows")
 
 
-def _lengths(bank: Bank, title: str) -> Histogram:
-    return Histogram(np.concatenate([values_of(batch.column("length")) for batch in bank.shards()]), "tokens", title)
+def _lengths(bank: Bank, title: str) -> Distribution:
+    return Distribution(np.concatenate([values_of(batch.column("length")) for batch in bank.shards()]), "tokens", title)
 
 
-def needle_distances(bank: Bank) -> Histogram | None:
+def needle_distances(bank: Bank) -> Distribution | None:
     values = np.concatenate([list_values(batch.column("distance"))[0] for batch in bank.shards()])
     return (
-        Histogram(values, "tokens from needle to probe", "Distances of the facts that are asked for") if len(values) else None
+        Distribution(values, "tokens from needle to probe", "Distances of the facts that are asked for")
+        if len(values)
+        else None
     )
 
 
-def trial_distances(bank: Bank) -> Histogram | None:
+def trial_distances(bank: Bank) -> Distribution | None:
     values = np.concatenate([values_of(batch.column("distance")) for batch in bank.shards()])
     there = values[values >= 0]
-    return Histogram(there, "tokens from needle to probe", "Distances in the trials") if len(there) else None
+    return Distribution(there, "tokens from needle to probe", "Distances in the trials") if len(there) else None
 
 
-def first_choices(bank: Bank) -> Histogram:
+def first_choices(bank: Bank) -> Distribution:
     batch = bank.shard(0)
     first = fixed_lists(batch.column("topk_probs").flatten())[:, 0]
-    return Histogram(first, "probability", "The model's first choice of the next token (first shard)")
+    return Distribution(first, "probability", "The model's first choice of the next token (first shard)")
 
 
 def layer_norms(bank: TargetBank) -> Spread:

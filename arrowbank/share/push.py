@@ -22,13 +22,13 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import WEB, Address, parse_address
 from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, read_remote_manifest, wrong_file
-from arrowbank.bank.remote.stores import Stored, side_by_side
+from arrowbank.bank.remote.stores import StoredFile, side_by_side
 from arrowbank.bank.verify import verify
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import EXECUTION, Help, Settings, checked, refuse_unread
 from arrowbank.share.card import pushed_card, unfinished_card
-from arrowbank.share.places import Outgoing, Place
+from arrowbank.share.places import Outgoing, PushPlace
 
 SHARDS = "data-*.arrow"  # what the card gives to `load_dataset`
 
@@ -84,7 +84,7 @@ def push(bank: str | Path, repo: str, config: PushConfig | None = None, *, progr
     }
 
 
-def _place(address: Address, config: PushConfig) -> Place:
+def _place(address: Address, config: PushConfig) -> PushPlace:
     if address.revision:
         raise InputError(f"{address.shown}: a push goes to the main branch. Leave @{address.revision} out.")
     if address.repo:
@@ -132,13 +132,13 @@ def _shards(there: Iterable[str]) -> list[str]:
 class _Push:
     """A push under way. `there` is in every method what the place lists at the begin."""
 
-    def __init__(self, bank: Bank, place: Place, config: PushConfig, progress: Progress) -> None:
+    def __init__(self, bank: Bank, place: PushPlace, config: PushConfig, progress: Progress) -> None:
         self.bank, self.place, self.config, self.progress = bank, place, config, progress
         self.manifest, self.state = (Outgoing.of_bytes(name, (bank.folder / name).read_bytes()) for name in (MANIFEST, STATE))
         self.body = [Outgoing.of_entry(bank.folder, entry) for entry in bank.manifest.files]
         self.files = [self.manifest, *self.body, self.state]  # what else lies in the folder stays there
 
-    def is_ours(self, there: Mapping[str, Stored]) -> bool:
+    def is_ours(self, there: Mapping[str, StoredFile]) -> bool:
         """Whether what lies there is nothing, or this bank. InputError, PlanMismatch where it is not and may not be replaced."""
         ours = {file.name for file in self.files}
         strays = sorted(set(_shards(there)) - ours)
@@ -167,7 +167,7 @@ class _Push:
             )
         return False
 
-    def clear(self, there: Mapping[str, Stored]) -> dict[str, Stored]:
+    def clear(self, there: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
         """Take the other bank away: what commits it first, what names it last. What is left there."""
         manifest = parsed_manifest(read_remote_manifest(self.place, there), self.place.shown)
         listed = [entry["name"] for entry in manifest["files"]]
@@ -175,7 +175,7 @@ class _Push:
         self.place.remove(names, "Make room for another bank")
         return {name: stored for name, stored in there.items() if name not in names}
 
-    def send_files(self, there: Mapping[str, Stored]) -> list[Outgoing]:
+    def send_files(self, there: Mapping[str, StoredFile]) -> list[Outgoing]:
         """Send manifest, shards and the rest, as far as they are not there or not right, and compare; what was sent."""
         missing = self._wrong([self.manifest, *self.body], there)
         if not missing:
@@ -192,7 +192,7 @@ class _Push:
         self._require_right(missing)
         return missing
 
-    def send_commit(self, there: Mapping[str, Stored], checks: Sequence[Check], *, anew: bool) -> list[Outgoing]:
+    def send_commit(self, there: Mapping[str, StoredFile], checks: Sequence[Check], *, anew: bool) -> list[Outgoing]:
         """Send card, plot, and last the file whose presence is the commit; what was sent."""
         files: list[Outgoing] = []
         if self._keeps_card(there):
@@ -212,14 +212,14 @@ class _Push:
         self._require_right(files)
         return files
 
-    def _keeps_card(self, there: Mapping[str, Stored]) -> bool:
+    def _keeps_card(self, there: Mapping[str, StoredFile]) -> bool:
         """Whether a whole card of this bank is there: people edit cards."""
         if self.config.restart or CARD not in there or MANIFEST not in there:
             return False
         unfinished = unfinished_card(self.place.shown)
         return there[CARD].size != len(unfinished) or self.place.read(CARD) != unfinished
 
-    def _wrong(self, files: Sequence[Outgoing], there: Mapping[str, Stored]) -> list[Outgoing]:
+    def _wrong(self, files: Sequence[Outgoing], there: Mapping[str, StoredFile]) -> list[Outgoing]:
         """The files that are not there, or not right, in their order."""
         present = [file for file in files if file.name in there]
         right: set[str] = set()

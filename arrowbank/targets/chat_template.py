@@ -40,7 +40,7 @@ class Renderer:
 
     def __init__(self, seconds: int = SECONDS) -> None:
         self._seconds = seconds
-        self._child: _Child | None = None
+        self._child: _RendererProcess | None = None
         self._owner = os.getpid()  # a fork of this process has the pipes, too: it must not speak with the child
         self._one_at_a_time = threading.Lock()
 
@@ -52,7 +52,7 @@ class Renderer:
         )
         with self._one_at_a_time:
             if self._child is None or self._owner != os.getpid():
-                self._child, self._owner = _Child(), os.getpid()
+                self._child, self._owner = _RendererProcess(), os.getpid()
                 weakref.finalize(self, self._child.end)
             line = self._child.ask(request)
             if not line.endswith(b"\n"):
@@ -73,7 +73,7 @@ def shared_renderer() -> Renderer:
     return Renderer()
 
 
-class _Child:
+class _RendererProcess:
     """The child process and the pipes to it."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from arrowbank.targets.chat_template import TAG, TemplateError, shared_renderer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Span = tuple[int, int]
+TextSpan = tuple[int, int]
 
 ASSISTANT = "assistant"
 _SHOWN = 40  # characters around a difference
@@ -78,7 +78,7 @@ class ChatTokenizer:
 
     def _text_and_spans(
         self, record: Record, messages: list[dict[str, Any]], tools: list[Any] | None
-    ) -> tuple[str, list[Span]]:
+    ) -> tuple[str, list[TextSpan]]:
         try:
             template = self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
@@ -94,7 +94,7 @@ class ChatTokenizer:
         messages: list[dict[str, Any]],
         *,
         prompt: bool = False,
-    ) -> tuple[str, list[Span]]:
+    ) -> tuple[str, list[TextSpan]]:
         """The text of some messages, with the template's prompt for an answer, and the spans that the template itself marks."""
         special = self._tokenizer.special_tokens_map
         try:
@@ -106,8 +106,8 @@ class ChatTokenizer:
             ) from error
 
     def _turn_by_turn(
-        self, record: Record, messages: list[dict[str, Any]], rendered: Callable[..., tuple[str, list[Span]]]
-    ) -> tuple[str, list[Span]]:
+        self, record: Record, messages: list[dict[str, Any]], rendered: Callable[..., tuple[str, list[TextSpan]]]
+    ) -> tuple[str, list[TextSpan]]:
         """The text, and the spans that each of the assistant's turns adds to what stands before it."""
 
         def render(count: int, *, prompt: bool = False) -> str:
@@ -140,7 +140,7 @@ class ChatTokenizer:
         )
 
 
-def inside(offsets: npt.NDArray[np.int64], spans: Sequence[Span]) -> npt.NDArray[np.uint8]:
+def inside(offsets: npt.NDArray[np.int64], spans: Sequence[TextSpan]) -> npt.NDArray[np.uint8]:
     """Which tokens, by their character offsets [S, 2], lie wholly inside one of `spans`: [S] uint8. A token of no characters
     does not."""
     mask = np.zeros(len(offsets), np.bool_)

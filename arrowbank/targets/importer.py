@@ -110,7 +110,7 @@ class ImportConfig(Settings):
 
 
 @dataclass
-class Found:
+class FoundSamples:
     """The rows of a source of that kind and name that are to be imported, and what was left out."""
 
     rows: TargetRows
@@ -124,7 +124,7 @@ class Found:
         return {"quarantined": len(self.quarantined), "nonfinite": self.nonfinite}
 
 
-def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> Found:
+def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> FoundSamples:
     """The rows in `source`: an engine's dump, a DeepSpec cache, or a speculators folder. Nothing is written.
 
     Raises InputError for a folder that is none of these, and for a sample that is no good.
@@ -133,7 +133,7 @@ def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = 
     kind = next(kind for kind in SOURCES if kind.known(folder))
     refuse_unread(f"{folder}, which is {kind.what}", config, kind.unread)
     rows = kind.open(config, folder, progress)
-    found = Found(rows, kind.name, folder.resolve().name)
+    found = FoundSamples(rows, kind.name, folder.resolve().name)
     if isinstance(rows, dump.Dump):
         found.quarantined, found.outside = rows.quarantined, rows.outside
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
@@ -235,7 +235,7 @@ def _in_vocabulary(place: str, vocab_size: int | None, sample: TargetSample) -> 
     return sample
 
 
-def _finite_only(found: Found, progress: Progress) -> Found:
+def _finite_only(found: FoundSamples, progress: Progress) -> FoundSamples:
     """Without the rows that hold NaN or Inf: all hidden states are read for it, once."""
     rows, kept = found.rows, []
     with progress.phase("check", len(rows.lengths), unit="samples") as phase:
@@ -252,7 +252,7 @@ def _finite_only(found: Found, progress: Progress) -> Found:
     return found
 
 
-def _check_places(source: str | Path, found: Found, out: str | Path) -> None:
+def _check_places(source: str | Path, found: FoundSamples, out: str | Path) -> None:
     """InputError where `out` overlaps the source, or folders outside it that its index names."""
     require_separate(
         [("--out", out)], [("DUMP", source), *(("a folder of samples of DUMP,", folder) for folder in found.outside)]

@@ -218,17 +218,17 @@ class TargetBank(Bank):
         return TorchTargets(self)
 
     @cached_property
-    def _views(self) -> dict[int, _ShardRows]:
+    def _views(self) -> dict[int, _TargetShard]:
         return {}
 
-    def _view(self, index: int) -> _ShardRows:
+    def _view(self, index: int) -> _TargetShard:
         """The columns of shard `index`, made when they are first asked for."""
         if index not in self._views:
-            self._views[index] = _ShardRows(self.shard(index), self.facts, self.folder / self.shard_names[index])
+            self._views[index] = _TargetShard(self.shard(index), self.facts, self.folder / self.shard_names[index])
         return self._views[index]
 
 
-class _ShardRows:
+class _TargetShard:
     """The columns of one shard as arrays over the mapped file."""
 
     def __init__(self, batch: pa.RecordBatch, facts: TargetFacts, path: Path) -> None:

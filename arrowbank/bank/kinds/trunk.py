@@ -164,17 +164,17 @@ class TrunkBank(Bank):
         return self._view(index).window(row - int(self.starts[index]))
 
     @cached_property
-    def _views(self) -> dict[int, _ShardRows]:
+    def _views(self) -> dict[int, _TrunkShard]:
         return {}
 
-    def _view(self, index: int) -> _ShardRows:
+    def _view(self, index: int) -> _TrunkShard:
         """The columns of shard `index`, made when they are first asked for."""
         if index not in self._views:
-            self._views[index] = _ShardRows(self.shard(index), self.folder / self.shard_names[index])
+            self._views[index] = _TrunkShard(self.shard(index), self.folder / self.shard_names[index])
         return self._views[index]
 
 
-class _ShardRows:
+class _TrunkShard:
     """The columns of one shard as arrays over the mapped file."""
 
     def __init__(self, batch: pa.RecordBatch, path: Path) -> None:

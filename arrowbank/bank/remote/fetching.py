@@ -41,7 +41,7 @@ from arrowbank.bank.manifest_checks import check_manifest, refuse_changed
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.places import in_words, is_bare_journal, visible
 from arrowbank.bank.refusals import explained
-from arrowbank.bank.remote.stores import Report, Store, Stored, side_by_side
+from arrowbank.bank.remote.stores import Report, Store, StoredFile, side_by_side
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Phase, Progress
 
@@ -76,7 +76,7 @@ def fetch_bank(store: Store, folder: Path, *, progress: Progress = SILENT) -> Ma
     return manifest
 
 
-def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
+def read_remote_manifest(store: Store, there: Mapping[str, StoredFile]) -> bytes:
     """The manifest's bytes. InputError where there is none."""
     if MANIFEST not in there:
         raise InputError(
@@ -85,7 +85,7 @@ def read_remote_manifest(store: Store, there: Mapping[str, Stored]) -> bytes:
     return _read_json_of(store, MANIFEST, there)
 
 
-def _read_json_of(store: Store, name: str, there: Mapping[str, Stored]) -> bytes:
+def _read_json_of(store: Store, name: str, there: Mapping[str, StoredFile]) -> bytes:
     """The bytes of a JSON file at the place. CorruptBank where it lists more than such a file may have."""
     if (size := there[name].size or 0) > MAX_JSON_BYTES:  # a listing may have no sizes
         raise CorruptBank(f"{store.shown}/{name}: {size:,} bytes, expected at most {MAX_JSON_BYTES:,}. Push the bank again.")
@@ -105,7 +105,7 @@ def parsed_manifest(data: bytes, shown: str) -> Manifest:
     return manifest
 
 
-def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]) -> Any:
+def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, StoredFile]) -> Any:
     """What state.json holds, which vouches for the manifest. IncompleteBank, CorruptBank."""
     if STATE not in there or not manifest.get("complete"):
         raise IncompleteBank(
@@ -125,7 +125,7 @@ def _require_whole(store: Store, manifest: Manifest, there: Mapping[str, Stored]
     return state
 
 
-def wrong_file(shown: str, entry: Mapping[str, Any], found: Stored | None) -> CorruptBank:
+def wrong_file(shown: str, entry: Mapping[str, Any], found: StoredFile | None) -> CorruptBank:
     """The error for a file that lies there otherwise than the manifest says."""
     says = f"{entry['bytes']:,} bytes of sha256 {entry['sha256'][:12]}…"
     size = "no size" if found is None or found.size is None else f"{found.size:,} bytes"
@@ -135,7 +135,7 @@ def wrong_file(shown: str, entry: Mapping[str, Any], found: Stored | None) -> Co
     )
 
 
-def _named(found: Stored) -> str:
+def _named(found: StoredFile) -> str:
     return f"sha256 {found.sha256[:12]}…" if found.sha256 else "other contents"
 
 
@@ -175,11 +175,11 @@ def _fetch_files(store: Store, folder: Path, manifest: Manifest, progress: Progr
     shutil.rmtree(work / ".cache", ignore_errors=True)  # a killed client's halves, which it cannot go on with
 
     with progress.phase("pull", total, unit="bytes") as phase:
-        meter = _Meter(phase)
+        meter = _FetchMeter(phase)
 
         def bring(entry: Mapping[str, Any]) -> None:
             path = store.fetch(entry["name"], entry["bytes"], work, meter.of(entry))
-            found = Stored(size=path.stat().st_size, sha256=sha256_of(path))
+            found = StoredFile(size=path.stat().st_size, sha256=sha256_of(path))
             if (found.size, found.sha256) != (entry["bytes"], entry["sha256"]):
                 path.unlink()
                 raise wrong_file(store.shown, entry, found)
@@ -196,7 +196,7 @@ class _Stopped(Exception):
     """Raised where bytes are told of, in the middle of a file that nobody waits for any longer."""
 
 
-class _Meter:
+class _FetchMeter:
     """Bytes that come in several threads, for one phase; a file that is done counts whole, however much of it was told."""
 
     def __init__(self, phase: Phase) -> None:
@@ -228,7 +228,7 @@ def _is_right(folder: Path, entry: Mapping[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == entry["bytes"] and sha256_of(path) == entry["sha256"]
 
 
-def _fetch_extras(store: Store, folder: Path, there: Mapping[str, Stored]) -> None:
+def _fetch_extras(store: Store, folder: Path, there: Mapping[str, StoredFile]) -> None:
     """Card and plot, where they are not here already."""
     for name in EXTRAS:
         if name in there and (there[name].size or 0) <= EXTRA_BYTES and not (folder / name).exists():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowbank.bank.refusals import explain
 from arrowbank.bank.remote.addresses import Address
-from arrowbank.bank.remote.stores import Report, Stored
+from arrowbank.bank.remote.stores import Report, StoredFile
 from arrowbank.errors import ArrowbankError, InputError, RemoteError
 from arrowbank.secrets import know_hub_token
 
@@ -48,7 +48,7 @@ class HubStore:
             info = self.api.repo_info(self.repo, repo_type=TYPE, revision=self.address.revision)
             return str(info.sha)
 
-    def listing(self) -> dict[str, Stored]:
+    def listing(self) -> dict[str, StoredFile]:
         from huggingface_hub.hf_api import RepoFile
 
         with hub_errors(self.shown):
@@ -70,8 +70,10 @@ class HubStore:
         return Path(found)
 
 
-def _stored(entry: RepoFile) -> Stored:
-    return Stored(size=entry.size, sha256=entry.lfs.sha256 if entry.lfs else None, blob=None if entry.lfs else entry.blob_id)
+def _stored(entry: RepoFile) -> StoredFile:
+    return StoredFile(
+        size=entry.size, sha256=entry.lfs.sha256 if entry.lfs else None, blob=None if entry.lfs else entry.blob_id
+    )
 
 
 def _bar_that_tells(report: Report) -> Any:

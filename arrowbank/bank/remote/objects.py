@@ -14,7 +14,7 @@ from typing import Any
 
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.addresses import ELSEWHERE, WEB, Address
-from arrowbank.bank.remote.stores import Report, Stored
+from arrowbank.bank.remote.stores import Report, StoredFile
 from arrowbank.errors import ArrowbankError, InputError, MissingDependency, RemoteError
 
 BLOCK = 1 << 25
@@ -43,7 +43,7 @@ class ObjectStore:
         """Where the file `name` lies in the filesystem's own spelling."""
         return f"{self.root}/{name}"
 
-    def listing(self) -> dict[str, Stored]:
+    def listing(self) -> dict[str, StoredFile]:
         with object_errors(self.shown):
             self.fs.invalidate_cache()
             try:
@@ -51,7 +51,7 @@ class ObjectStore:
             except FileNotFoundError:
                 return {}
         files = [entry for entry in entries if entry["type"] == "file"]
-        return {str(entry["name"]).rpartition("/")[2]: Stored(size=int(entry["size"])) for entry in files}
+        return {str(entry["name"]).rpartition("/")[2]: StoredFile(size=int(entry["size"])) for entry in files}
 
     def read(self, name: str) -> bytes:
         with object_errors(f"{self.shown}/{name}"):

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredFile:
     """A file as the place lists it: its bytes (None where it does not say), and the hash that it vouches for, where it has one.
 
     `sha256` is of the contents, `blob` is git's name of them (sha1 of "blob SIZE\\0" and the contents); both in hexadecimal.
@@ -34,7 +34,7 @@ class Store(Protocol):
     def shown(self) -> str:
         """The address for messages."""
 
-    def listing(self) -> Mapping[str, Stored]:
+    def listing(self) -> Mapping[str, StoredFile]:
         """All files by name. InputError where there is no such place."""
 
     def read(self, name: str) -> bytes:

@@ -12,7 +12,7 @@ from arrowbank.bank.manifest import CARD, MANIFEST, STATE
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.fetching import PLOT, parsed_manifest
 from arrowbank.bank.remote.objects import BLOCK, ObjectStore, object_errors
-from arrowbank.bank.remote.stores import Report, Stored, side_by_side
+from arrowbank.bank.remote.stores import Report, StoredFile, side_by_side
 
 NOT_THERE = (404, 410)
 
@@ -24,16 +24,16 @@ class WebStore(ObjectStore):
         query = self.address.query.reveal()
         return f"{self.root}/{name}" + (f"?{query}" if query else "")
 
-    def listing(self) -> dict[str, Stored]:
+    def listing(self) -> dict[str, StoredFile]:
         _, manifest = self._ask(MANIFEST)
         if manifest is None:
             return {}
         listed = [entry["name"] for entry in parsed_manifest(self.read(MANIFEST), self.shown)["files"]]
-        found: dict[str, Stored | None] = {MANIFEST: manifest}
+        found: dict[str, StoredFile | None] = {MANIFEST: manifest}
         side_by_side(self._ask, dict.fromkeys([*listed, STATE, CARD, PLOT]), lambda asked: found.update([asked]))
         return {name: stored for name, stored in found.items() if stored}
 
-    def _ask(self, name: str) -> tuple[str, Stored | None]:
+    def _ask(self, name: str) -> tuple[str, StoredFile | None]:
         """The file as the server describes it. None where there is none."""
         with object_errors(f"{self.shown}/{name}"):
             try:
@@ -43,7 +43,7 @@ class WebStore(ObjectStore):
                     return name, None
                 raise error.__cause__ from None
         size = facts.get("size")
-        return name, Stored(size=size if isinstance(size, int) else None)
+        return name, StoredFile(size=size if isinstance(size, int) else None)
 
     def fetch(self, name: str, size: int, work: Path, report: Report) -> Path:
         """Bring a file as one stream: a server may take a range for the whole file."""
