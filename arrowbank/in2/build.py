@@ -321,4 +321,4 @@ def config_of(recipe: dict[str, Any]) -> In2Config:
     if recipe.get("method") != METHOD:
         raise InputError(f"an arm of method {recipe.get('method')}, this version knows {METHOD}. Build it again.")
     options = {name: value for name, value in recipe.items() if name not in ("method", "fillers", "shards")}
-    return In2Config(**options, raw_shards=recipe["shards"])
+    return In2Config(**options, raw_shards=recipe["shards"] if options.get("mirror") else None)
