@@ -132,6 +132,12 @@ def test_it_opens_as_its_class(tmp_path: Path) -> None:
         open_bank(tmp_path / "texts", kind=TidesBank)
 
 
+@pytest.mark.parametrize("kind", ["features", 3, None, int, type("Own", (Bank,), {})], ids=str)
+def test_another_class_than_that_of_a_kind_is_refused(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(InputError, match=r"expected (a type|int|Own)"):
+        open_bank(save_tides(tmp_path / "tides", 90), kind=kind)
+
+
 def test_verify_runs_its_checks_and_counts_its_fields(tmp_path: Path) -> None:
     checks = {check.name: check for check in verify(save_tides(tmp_path / "tides", 90, 120))}
     assert all(check.ok for check in checks.values())

@@ -41,11 +41,10 @@ def open_bank(folder: str | Path, expect: Expect = None, *, kind: type[Bank] = B
     path, manifest, commit = open_committed(folder, expect, progress=progress)
     found = kind_of(manifest.kind)
     if not issubclass(found.opens, kind):
-        wanted = next(one for one in every_kind().values() if one.opens is kind)
-        raise InputError(
-            f"{folder}: a bank of {found.name}, expected {wanted.expected or wanted.name}. Give a folder that {wanted.made_by} has "
-            "written."
-        )
+        wanted = next((one for one in every_kind().values() if one.opens is kind), None)
+        expected = (wanted.expected or wanted.name) if wanted else kind.__name__
+        made_by = wanted.made_by if wanted else "the command that makes one"
+        raise InputError(f"{folder}: a bank of {found.name}, expected {expected}. Give a folder that {made_by} has written.")
     return found.opens(path, manifest, commit)
 
 
