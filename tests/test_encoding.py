@@ -256,6 +256,24 @@ def test_a_trial_is_never_taken_for_the_bank(source: Source) -> None:
         encode(EncodeConfig(encoder=TABLE), source.tokens, out)
 
 
+def test_a_limit_makes_a_bank_of_the_first_rows_without_the_digests_of_its_sources(
+    source: Source, whole: dict[str, str], tmp_path: Path
+) -> None:
+    tokens = shutil.copytree(source.tokens, tmp_path / "tokens")
+    manifest = json.loads((tokens / "manifest.json").read_text())
+    texts = Path(shutil.copytree(source.tokens.parent / "texts", tmp_path / "texts"))
+    assert any(name.endswith("_sha256") for name in manifest)
+    for limit in (17, COUNT):
+        config = EncodeConfig(encoder=TABLE, shard_rows=SHARD_ROWS, limit=limit)
+        made = encode(config, tokens, tmp_path / str(limit), texts=texts)
+        bank = open_bank(tmp_path / str(limit))
+        assert (made["complete"], made["text_count"], made["rows"], len(bank)) == (True, limit, limit, limit)
+        assert np.array_equal(bank.matrix, open_bank(source.folder / "whole").matrix[:limit])
+        assert all(check.ok for check in verify(tmp_path / str(limit)))
+        assert any(name.endswith("_sha256") for name in made) == (limit == COUNT)
+        assert sum(made["kinds"].values()) == limit
+
+
 @pytest.mark.parametrize(("encoder", "words"), [("ZeroEncoder", "all zero"), ("NanEncoder", "not finite")])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bad_vector_ends_the_build_and_is_named(

@@ -96,7 +96,7 @@ def test_stages_whose_processes_do_not_import_the_script_need_no_guard(folder: P
     lines = "".join(json.dumps({"query": f"text {row}"}) + "\n" for row in range(4100))  # enough for two processes
     (folder / "many.jsonl").write_text(lines)
     body = """
-        from arrowbank import ScanConfig, TokenizeConfig, scan, tokenize
+        from arrowbank import RunOptions, ScanConfig, TokenizeConfig, scan, tokenize
         scan(ScanConfig(sources=(("train", "many.jsonl"),)), "own_texts", workers=2)
         tokenize(TokenizeConfig(tokenizer="bert"), "own_texts", "own_tokens", options=RunOptions(workers=2))
     """
