@@ -203,6 +203,26 @@ def test_text_files_beside_others_need_their_fields_named(tmp_path: Path) -> Non
     assert list(open_bank(tmp_path / "out").dataset["text"][:]) == ["a", "b"]
 
 
+def test_build_and_audit_take_every_form_too(tmp_path: Path, bpe_tokenizer: Path) -> None:
+    fields = ["--field", "query=query", "--field", "text=text"]
+    encoder = ["--encoder", "tests.banks:TableEncoder", "--tokenizer", str(bpe_tokenizer)]
+    places = [
+        save(tmp_path / form.replace(" ", "-"), form) for form in ("a.jsonl", "a.TSV", "array.json.gz", "split", "pattern")
+    ]
+    found = []
+    for number, place in enumerate(places):
+        out = tmp_path / f"out-{number}"
+        assert main(["build", "--source", f"train={place}", *fields, *encoder, "--out", str(out)]) == 0
+        found.append(shards(out / "features"))
+        sources = ["--source", f"train={place}", "--source", f"eval={places[0]}"]
+        audit = ["audit", str(out / "features"), *sources, *fields, "--out", str(out / "audit.json")]
+        assert main(audit) == 0
+        found.append(json.loads((out / "audit.json").read_text()))
+    assert found[0]
+    assert found[1]["rows"]
+    assert found == found[:2] * len(places)
+
+
 # bad lines
 
 BAD: dict[str, tuple[bytes, str]] = {
