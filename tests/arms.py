@@ -64,7 +64,8 @@ def save_filler(path: Path, tokens: int = 5000, vocab: int = VOCAB, seed: int = 
 
 def small(arm: str = "c", **options: Any) -> In2Config:
     """Options of a small arm, whose Arrow shards hold three examples."""
-    return In2Config(arm=arm, **{"vocab": VOCAB, "shard_tokens": 3 * 600, "raw_shards": 2, **SMALL, **options})
+    files = {"raw_shards": 2} if options.get("mirror", True) else {}
+    return In2Config(arm=arm, **{"vocab": VOCAB, "shard_tokens": 3 * 600, **files, **SMALL, **options})
 
 
 @dataclass

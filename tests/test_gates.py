@@ -192,7 +192,7 @@ def emptied(full: Path, folder: Path) -> Path:
 
 
 def test_an_arm_without_examples_is_not_verified(tmp_path: Path) -> None:
-    arm = build_small(tmp_path, mirror=False, raw_shards=1)
+    arm = build_small(tmp_path, mirror=False)
     folder = emptied(arm, tmp_path / "empty")
     assert not any(check.ok for check in verify_in2([folder]))
     assert not all(check.ok for check in verify_in2([folder, arm]))

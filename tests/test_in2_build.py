@@ -29,7 +29,7 @@ from tests.kill import kill_after, kill_at, tree_bytes
 def raw(folder: Path, config: In2Config) -> np.ndarray[Any, Any]:
     """All raw shards of an arm as [examples, T]."""
     names = sorted(folder.glob("in2*.bin"))
-    assert [path.name for path in names] == [f"in2{config.arm}_{config.split}_{k:05d}.bin" for k in range(config.raw_shards)]
+    assert [path.name for path in names] == [f"in2{config.arm}_{config.split}_{k:05d}.bin" for k in range(config.raw_files)]
     return np.concatenate([np.fromfile(path, config.dtype) for path in names]).reshape(-1, config.length)
 
 

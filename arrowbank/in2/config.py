@@ -111,7 +111,7 @@ class In2Config(Settings):
             )
         if self.length > SHARD_TOKENS:
             raise InputError(f"--length {self.length} is more than a shard may hold ({SHARD_TOKENS:,} tokens).")
-        if self.per_shard * self.length > SHARD_TOKENS:
+        if self.mirror and self.per_shard * self.length > SHARD_TOKENS:
             most = SHARD_TOKENS // self.length
             raise InputError(
                 f"--raw-shards {self.raw_files} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
