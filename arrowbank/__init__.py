@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from arrowbank.bank.checks import Check
     from arrowbank.bank.kinds.trunk import TrunkBank
     from arrowbank.bank.torch_rows import collate_targets
-    from arrowbank.combine.merge import merge_banks
-    from arrowbank.combine.select import SelectConfig, select_rows
+    from arrowbank.combine.merge import merge
+    from arrowbank.combine.select import SelectConfig, select
     from arrowbank.engine.plan import BatchRules
     from arrowbank.engine.stage import Estimate, RunOptions
     from arrowbank.features.audit import Audit, AuditConfig, audit
     from arrowbank.features.build import BuildConfig, build
     from arrowbank.features.compare import Comparison, compare
     from arrowbank.features.config import EncodeConfig
-    from arrowbank.features.encode import encode, estimate
+    from arrowbank.features.encode import encode, estimate_encode
     from arrowbank.features.scan import ScanConfig, scan
     from arrowbank.features.search import Hit, SearchConfig, Searcher
-    from arrowbank.features.tokenize import TokenizeConfig, tokenize
+    from arrowbank.features.tokenize import TokenizeConfig, estimate_tokenize, tokenize
     from arrowbank.formats.registry import ExportConfig, export
-    from arrowbank.in2.build import build_in2
+    from arrowbank.in2.build import build_in2, estimate_in2
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.in2.score import ScoreConfig, score_probes
@@ -40,14 +40,15 @@ if TYPE_CHECKING:
     from arrowbank.models import ModelConfig
     from arrowbank.mtp.heal import heal_draft
     from arrowbank.mtp.heal_config import HealConfig
-    from arrowbank.mtp.trunk_build import build_trunk
+    from arrowbank.mtp.trunk_build import build_trunk, estimate_trunk
     from arrowbank.mtp.trunk_plan import TrunkConfig, TrunkData
     from arrowbank.report import ReportConfig, write_report
     from arrowbank.report.verify import verify
     from arrowbank.share.pull import pull
     from arrowbank.share.push import PushConfig, push
-    from arrowbank.targets.capture import CaptureConfig, capture
-    from arrowbank.targets.importer import ImportConfig, import_targets, import_to_deepspec
+    from arrowbank.targets.capture import CaptureConfig, capture, estimate_capture
+    from arrowbank.targets.importer import ImportConfig, estimate_import, import_targets, import_to_deepspec
+    from arrowbank.targets.verify import verify_targets
 
 _HOME = {
     "Audit": "features.audit",
@@ -90,21 +91,27 @@ _HOME = {
     "collate_targets": "bank.torch_rows",
     "compare": "features.compare",
     "encode": "features.encode",
-    "estimate": "features.encode",
+    "estimate_capture": "targets.capture",
+    "estimate_encode": "features.encode",
+    "estimate_import": "targets.importer",
+    "estimate_in2": "in2.build",
+    "estimate_tokenize": "features.tokenize",
+    "estimate_trunk": "mtp.trunk_build",
     "export": "formats.registry",
     "heal_draft": "mtp.heal",
     "import_targets": "targets.importer",
     "import_to_deepspec": "targets.importer",
-    "merge_banks": "combine.merge",
+    "merge": "combine.merge",
     "open_bank": "bank",
     "pull": "share.pull",
     "push": "share.push",
     "scan": "features.scan",
     "score_probes": "in2.score",
-    "select_rows": "combine.select",
+    "select": "combine.select",
     "tokenize": "features.tokenize",
     "verify": "report.verify",
     "verify_in2": "in2.verify",
+    "verify_targets": "targets.verify",
     "write_report": "report",
 }
 
@@ -149,21 +156,27 @@ __all__ = [
     "collate_targets",
     "compare",
     "encode",
-    "estimate",
+    "estimate_capture",
+    "estimate_encode",
+    "estimate_import",
+    "estimate_in2",
+    "estimate_tokenize",
+    "estimate_trunk",
     "export",
     "heal_draft",
     "import_targets",
     "import_to_deepspec",
-    "merge_banks",
+    "merge",
     "open_bank",
     "pull",
     "push",
     "scan",
     "score_probes",
-    "select_rows",
+    "select",
     "tokenize",
     "verify",
     "verify_in2",
+    "verify_targets",
     "write_report",
 ]
 

@@ -276,8 +276,8 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "build_in2: options": lambda out: arrowbank.build_in2(small(), ["a.bin"], out, options=True),  # type: ignore[arg-type]
     "build_in2: fillers": lambda out: arrowbank.build_in2(small(), 3, out),  # type: ignore[arg-type]
     "verify_in2: folders": lambda out: arrowbank.verify_in2({"a": out}),  # type: ignore[arg-type]
-    "merge_banks: banks": lambda out: arrowbank.merge_banks(None, out),  # type: ignore[arg-type]
-    "select_rows: config": lambda out: arrowbank.select_rows("kind=query", "bank", out),  # type: ignore[arg-type]
+    "merge: banks": lambda out: arrowbank.merge(None, out),  # type: ignore[arg-type]
+    "select: config": lambda out: arrowbank.select("kind=query", "bank", out),  # type: ignore[arg-type]
     "export: config": lambda out: arrowbank.export("deepspec", "bank", out),  # type: ignore[arg-type]
     "capture: options": lambda out: arrowbank.capture(made(CaptureConfig), out, options={"workers": 2}),  # type: ignore[arg-type]
     "import_targets: source": lambda out: arrowbank.import_targets(ImportConfig(), None, out),  # type: ignore[arg-type]
@@ -301,12 +301,12 @@ def test_arguments_of_functions_are_checked(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "a/" * 3000], ids=["null", "long name", "long path"])
-@pytest.mark.parametrize("what", ["open_bank", "verify", "merge_banks", "write_report", "pull"])
+@pytest.mark.parametrize("what", ["open_bank", "verify", "merge", "write_report", "pull"])
 def test_a_path_that_none_can_be_is_an_error(what: str, path: str, tmp_path: Path) -> None:
     calls: dict[str, Callable[[], object]] = {
         "open_bank": lambda: arrowbank.open_bank(path),
         "verify": lambda: arrowbank.verify(path),
-        "merge_banks": lambda: arrowbank.merge_banks([path, path], tmp_path / "out"),
+        "merge": lambda: arrowbank.merge([path, path], tmp_path / "out"),
         "write_report": lambda: arrowbank.write_report(ReportConfig(), [path], tmp_path / "page.html"),
         "pull": lambda: arrowbank.pull(f"file://{path}", tmp_path / "out"),
     }

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from arrowbank import EncodeConfig, FeatureBank, RunOptions, compare, encode, estimate, open_bank, verify
+from arrowbank import EncodeConfig, FeatureBank, RunOptions, compare, encode, estimate_encode, open_bank, verify
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_lists
 from arrowbank.bank.mirror import write_mirror
@@ -505,7 +505,7 @@ def test_a_worker_that_always_dies_ends_in_an_error(source: Source, tmp_path: Pa
 
 
 def test_the_estimate_is_the_plan_and_the_disk(source: Source, whole: dict[str, str]) -> None:
-    found = estimate(CONFIG, source.tokens, source.folder)
+    found = estimate_encode(CONFIG, source.tokens, source.folder)
     lengths = np.array([len(row) for row in source.token_rows], np.int32)
     shards = [lengths[low : low + SHARD_ROWS] for low in range(0, COUNT, SHARD_ROWS)]
     assert (found.rows, found.tokens, found.counts["hidden_size"], found.shards) == (COUNT, lengths.sum(), banks.WIDTH, 4)
@@ -517,7 +517,7 @@ def test_the_estimate_is_the_plan_and_the_disk(source: Source, whole: dict[str, 
     vectors = COUNT * banks.WIDTH * 2
     assert vectors < found.shard_bytes
     assert sizes["features.f16.npy"] + sizes["keys.npy"] - 256 <= sum(found.beside.values())
-    assert estimate(CONFIG, source.tokens, source.folder, timed=False).seconds is None
+    assert estimate_encode(CONFIG, source.tokens, source.folder, timed=False).seconds is None
 
 
 GOLDEN = Path(__file__).parent / "golden" / "encoding.json"

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arrowbank import Bank, ReportConfig, SelectConfig, export, merge_banks, open_bank, select_rows, verify, write_report
+from arrowbank import Bank, ReportConfig, SelectConfig, export, merge, open_bank, select, verify, write_report
 from arrowbank.bank import BankWriter, kinds
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import values_of
@@ -206,19 +206,19 @@ def test_the_page_has_its_section(tmp_path: Path) -> None:
 
 def test_merge_and_select_follow_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = save_tides(tmp_path / "a", 90, 120), save_tides(tmp_path / "b", 120)
-    merge_banks([a, b], tmp_path / "both")
+    merge([a, b], tmp_path / "both")
     assert open_bank(tmp_path / "both").dataset["height"][:] == [90, 120, 120]
     assert all(check.ok for check in verify(tmp_path / "both"))
-    select_rows(SelectConfig(where=("height>100",)), tmp_path / "both", tmp_path / "high")
+    select(SelectConfig(where=("height>100",)), tmp_path / "both", tmp_path / "high")
     assert open_bank(tmp_path / "high", kind=TidesBank).manifest.high == 2
     assert all(check.ok for check in verify(tmp_path / "high"))
     export(ExportConfig(format="parquet"), a, tmp_path / "parquet")
     monkeypatch.setattr(Tides, "rules", "")
     monkeypatch.setattr(Tides, "merge_instead", "Measure again.")
     with pytest.raises(InputError, match=r"a bank of tides; only features, targets and texts can be merged\. Measure again\."):
-        merge_banks([a, b], tmp_path / "out")
+        merge([a, b], tmp_path / "out")
     with pytest.raises(InputError, match="a bank of tides; rows of features, targets, texts, tokens can be selected"):
-        select_rows(SelectConfig(limit=1), a, tmp_path / "out")
+        select(SelectConfig(limit=1), a, tmp_path / "out")
 
 
 def test_every_kind_of_the_package_names_things_that_exist() -> None:

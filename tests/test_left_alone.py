@@ -19,7 +19,7 @@ from arrowbank import (
     import_to_deepspec,
     open_bank,
     pull,
-    select_rows,
+    select,
     tokenize,
 )
 from arrowbank.bank import BankWriter
@@ -304,7 +304,7 @@ def other_bank(bank: Path) -> Path:
             filler = arms.save_filler(bank.parent / "other.bin", seed=9)
             build_in2(arms.small(), [filler], other)
         else:
-            select_rows(SelectConfig(rows=(0, 16)), bank, other)
+            select(SelectConfig(rows=(0, 16)), bank, other)
     return other
 
 

@@ -25,10 +25,10 @@ from arrowbank import (
     encode,
     export,
     import_targets,
-    merge_banks,
+    merge,
     open_bank,
     scan,
-    select_rows,
+    select,
     tokenize,
     verify,
 )
@@ -61,7 +61,7 @@ def test_merging_features_is_what_plain_python_makes_of_the_rows(parts: list[lis
     with tempfile.TemporaryDirectory() as made:
         folders = [save_features(Path(made) / f"{at}", texts) for at, texts in enumerate(parts)]
         out = Path(made) / "merged"
-        manifest = merge_banks(folders, out)
+        manifest = merge(folders, out)
         wanted = merged_rows([rows_of(folder) for folder in folders])
         assert rows_of(out) == wanted
         assert proved(out)
@@ -80,7 +80,7 @@ def test_merging_features_is_what_plain_python_makes_of_the_rows(parts: list[lis
 def test_merging_texts_is_what_plain_python_makes_of_the_rows(parts: list[list[str]]) -> None:
     with tempfile.TemporaryDirectory() as made:
         folders = [save_texts(Path(made) / f"{at}", texts) for at, texts in enumerate(parts)]
-        manifest = merge_banks(folders, Path(made) / "merged")
+        manifest = merge(folders, Path(made) / "merged")
         wanted = merged_rows([rows_of(folder) for folder in folders])
         assert rows_of(Path(made) / "merged") == wanted
         assert proved(Path(made) / "merged")
@@ -102,13 +102,13 @@ def test_merged_texts_are_those_of_a_scan_onto_the_first_and_grow_and_tokenize_l
     scan(first, tmp_path / "a")
     scan(second, tmp_path / "b")
     onto = scan(replace(second, onto=str(tmp_path / "a")), tmp_path / "onto")
-    manifest = merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    manifest = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
     assert rows_of(tmp_path / "merged") == rows_of(tmp_path / "onto")
     for name in ("kinds", "source_rows", "counts", "generations", "sources", "fields", "text_count"):
         assert manifest[name] == onto[name], name
     hashes = [hashlib.sha256((tmp_path / f"{name}.jsonl").read_bytes()).hexdigest() for name in ("first", "second")]
     assert manifest["train_sha256"] == hashlib.sha256("".join(hashes).encode()).hexdigest()
-    assert merge_banks([tmp_path / "a", tmp_path / "a"], tmp_path / "same")["train_sha256"] == hashes[0]
+    assert merge([tmp_path / "a", tmp_path / "a"], tmp_path / "same")["train_sha256"] == hashes[0]
     third = replace(source("third", range(11, 16)), onto=str(tmp_path / "merged"))
     assert scan(third, tmp_path / "grown")["generations"] == [17, 27, 33]
     tokenize(TokenizeConfig(tokenizer=str(tiny_bert)), tmp_path / "grown", tmp_path / "tokens", options=RunOptions(workers=1))
@@ -119,7 +119,7 @@ def test_whole_shards_are_linked_and_old_banks_stay_as_they_are(tmp_path: Path) 
     a = save_features(tmp_path / "a", ["one", "two"])
     b = save_features(tmp_path / "b", ["three", "four", "five", "six", "seven", "one"])
     before = tree_bytes(tmp_path)
-    merge_banks([a, b], tmp_path / "out")
+    merge([a, b], tmp_path / "out")
     inodes = [(tmp_path / "out" / f"data-0000{index}.arrow").stat().st_ino for index in range(3)]
     assert inodes[0] == (a / "data-00000.arrow").stat().st_ino
     assert inodes[1] == (b / "data-00000.arrow").stat().st_ino
@@ -138,7 +138,7 @@ def test_a_text_in_several_keeps_the_first_vector_and_the_difference_is_reported
     a = save_features(tmp_path / "a", ["one", "two", "three"])
     b = drifted(tmp_path / "b", ["two", "four", "three"])
     c = save_features(tmp_path / "c", ["four", "one"])
-    manifest = merge_banks([a, b, c], tmp_path / "out")
+    manifest = merge([a, b, c], tmp_path / "out")
     assert rows_of(tmp_path / "out") == merged_rows([rows_of(part) for part in (a, b, c)])
     vectors = {
         (at, row["text"]): np.array(row["features"], np.uint16).view(np.float16).astype(np.float32)
@@ -172,7 +172,7 @@ def test_banks_made_in_another_way_are_refused_with_the_field_and_both_values(
     a = save_features(tmp_path / "a", ["one", "two"])
     b = save_features(tmp_path / "b", ["three"], config=replace(CONFIG, **change))
     with pytest.raises(ContractError, match=rf"b/features: {field} is .*, in .*a/features it is ") as caught:
-        merge_banks([a, b], tmp_path / "out")
+        merge([a, b], tmp_path / "out")
     assert caught.value.field == field
     assert not (tmp_path / "out").exists()
 
@@ -180,13 +180,13 @@ def test_banks_made_in_another_way_are_refused_with_the_field_and_both_values(
 def test_what_cannot_be_merged_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
     a = save_features(tmp_path / "a", ["one", "two"])
     with pytest.raises(InputError, match="at least two are needed"):
-        merge_banks([a], tmp_path / "out")
+        merge([a], tmp_path / "out")
     with pytest.raises(InputError, match=r"a bank of tokens; only features, targets and texts can.*tokenize the result"):
-        merge_banks([tmp_path / "a" / "tokens", tmp_path / "a" / "tokens"], tmp_path / "out")
+        merge([tmp_path / "a" / "tokens", tmp_path / "a" / "tokens"], tmp_path / "out")
     with pytest.raises(InputError, match=r"a bank of texts, .* is one of features"):
-        merge_banks([a, tmp_path / "a" / "texts"], tmp_path / "out")
+        merge([a, tmp_path / "a" / "texts"], tmp_path / "out")
     with pytest.raises(InputError, match="input and output are the same"):
-        merge_banks([a, save_features(tmp_path / "b", ["three"])], a)
+        merge([a, save_features(tmp_path / "b", ["three"])], a)
     assert not (tmp_path / "out").exists()
 
 
@@ -196,19 +196,19 @@ def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
         whole = (b / name).read_bytes()
         (b / name).write_bytes(whole[:-9] + b"\1" * 9)
         with pytest.raises(CorruptBank, match=f"b/features/{name}"):
-            merge_banks([a, b], tmp_path / "out")
+            merge([a, b], tmp_path / "out")
         (b / name).write_bytes(whole)
-    assert merge_banks([a, b], tmp_path / "out")["complete"]
+    assert merge([a, b], tmp_path / "out")["complete"]
 
 
 def test_without_a_mirror_in_one_part_there_is_none_and_a_merge_can_be_merged_but_not_grown(tmp_path: Path) -> None:
     a = save_features(tmp_path / "a", ["one", "two"])
     b = save_features(tmp_path / "b", ["two", "three"], config=replace(CONFIG, mirror=False))
-    manifest = merge_banks([a, b], tmp_path / "ab")
+    manifest = merge([a, b], tmp_path / "ab")
     assert not (tmp_path / "ab" / "features.f16.npy").exists()
     assert not {"bank", "index", "texts"} & set(manifest)
     assert proved(tmp_path / "ab")
-    again = merge_banks([tmp_path / "ab", save_features(tmp_path / "c", ["four", "one"])], tmp_path / "abc")
+    again = merge([tmp_path / "ab", save_features(tmp_path / "c", ["four", "one"])], tmp_path / "abc")
     assert again["generations"] == [2, 3, 4]
     assert [row["text"] for row in rows_of(tmp_path / "abc")] == ["one", "two", "three", "four"]
     with pytest.raises(InputError, match="not made by `arrowbank encode` but by merge or select"):
@@ -218,21 +218,21 @@ def test_without_a_mirror_in_one_part_there_is_none_and_a_merge_can_be_merged_bu
 def test_every_moment_of_death_while_merging_is_made_good_by_the_same_command(tmp_path: Path) -> None:
     a = save_features(tmp_path / "a", [f"text {i}" for i in range(6)])
     b = save_features(tmp_path / "b", [f"text {i}" for i in range(4, 14)])
-    merge_banks([a, b], tmp_path / "whole")
+    merge([a, b], tmp_path / "whole")
     whole = tree_bytes(tmp_path / "whole")
     before = tree_bytes(tmp_path / "a") | tree_bytes(tmp_path / "b")
     for moment in range(1, 1000, 3):
         out = tmp_path / f"killed-{moment}"
-        outcome = kill_at(moment, merge_banks, [a, b], out)
+        outcome = kill_at(moment, merge, [a, b], out)
         assert outcome.error == ""
-        merge_banks([a, b], out)
+        merge([a, b], out)
         assert tree_bytes(out) == whole, f"killed at moment {moment}"
         if not outcome.killed:
             break
     assert moment > 60
     assert tree_bytes(tmp_path / "a") | tree_bytes(tmp_path / "b") == before
     with pytest.raises(PlanMismatch, match="merge: "):
-        merge_banks([b, a], tmp_path / "whole")
+        merge([b, a], tmp_path / "whole")
 
 
 # targets
@@ -242,7 +242,7 @@ def test_target_banks_are_put_on_end_and_a_sample_that_is_the_same_is_kept_once(
     shard = {"max_shard_bytes": 700}
     make_target_bank(tmp_path / "a", dump={"lengths": (5, 1, 9)}, **shard)
     make_target_bank(tmp_path / "b", dump={"lengths": (5, 1, 9, 3, 4)}, **shard)  # the first three are the same
-    manifest = merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    manifest = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert rows_of(tmp_path / "out") == merged_rows([rows_of(tmp_path / part) for part in "ab"], "sample")
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "b")
     whole = open_bank(tmp_path / "b").manifest["counts"]
@@ -258,7 +258,7 @@ def test_a_sample_of_the_same_name_with_other_contents_is_refused(tmp_path: Path
     make_target_bank(tmp_path / "a")
     make_target_bank(tmp_path / "b", dump={"seed": 1})
     with pytest.raises(InputError, match=r"sample 'sample-0000\.safetensors' is in .*a, too, with other contents"):
-        merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_targets_of_another_model_layer_norm_or_form_are_refused(tmp_path: Path,
     make_target_bank(tmp_path / "a")
     make_target_bank(tmp_path / "b", dump={"names": [f"other-{row}.safetensors" for row in range(4)]}, **options)
     with pytest.raises(ContractError, match=f"{field} is ") as caught:
-        merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert caught.value.field == field
 
 
@@ -283,7 +283,7 @@ def test_fp8_and_supervised_rows_are_merged_as_they_are(tmp_path: Path) -> None:
     for part in "ab":
         dump = {"names": [f"{part}-{row}.safetensors" for row in range(4)], "seed": ord(part)}
         make_target_bank(tmp_path / part, dump=dump, codec="fp8", spans="supervised")
-    manifest = merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
+    manifest = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
     assert rows_of(tmp_path / "ab") == rows_of(tmp_path / "a") + rows_of(tmp_path / "b")
     assert "codec_error" not in manifest  # nobody can say it any more
     assert proved(tmp_path / "ab")
@@ -299,9 +299,9 @@ def test_nan_that_were_kept_are_counted_once(tmp_path: Path) -> None:
             save_file(tensors, path)
         import_targets(import_config(on_nonfinite="keep"), tmp_path / f"{part}-dump", tmp_path / part)
     assert open_bank(tmp_path / "b").manifest["nonfinite"] == {"1": 0, "11": 5, "21": 0, "last": 0}
-    manifest = merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
+    manifest = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
     assert manifest["nonfinite"] == {"1": 0, "11": 5, "21": 0, "last": 0}
-    one = select_rows(SelectConfig(rows=(2, 3)), tmp_path / "ab", tmp_path / "one")
+    one = select(SelectConfig(rows=(2, 3)), tmp_path / "ab", tmp_path / "one")
     assert one["nonfinite"] == {"1": 0, "11": 2, "21": 0, "last": 0}
 
 
@@ -317,8 +317,8 @@ def test_the_index_of_a_mirror_is_left_out_where_it_would_be_too_large(tmp_path:
     """Each bank by its own rows: two that have one may become a bank without."""
     monkeypatch.setattr(mirror, "INDEX_ROWS", 3)
     a, b = save_features(tmp_path / "a", ["one", "two"]), save_features(tmp_path / "b", ["three", "four"])
-    merge_banks([a, b], tmp_path / "out")
-    select_rows(SelectConfig(limit=3), tmp_path / "out", tmp_path / "some")
+    merge([a, b], tmp_path / "out")
+    select(SelectConfig(limit=3), tmp_path / "out", tmp_path / "some")
     for folder, has in ((a, True), (tmp_path / "out", False), (tmp_path / "some", True)):
         bank = open_bank(folder)
         assert (folder / "index.json").exists() is has

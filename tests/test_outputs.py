@@ -19,9 +19,9 @@ from arrowbank import (
     build_in2,
     build_probes,
     export,
-    merge_banks,
+    merge,
     open_bank,
-    select_rows,
+    select,
     tokenize,
 )
 from arrowbank.bank.places import require_separate
@@ -325,13 +325,13 @@ def test_the_check_belongs_to_the_functions(world: Path) -> None:
 
 def test_shards_that_banks_share_by_hard_links_are_no_overlap(world: Path, tmp_path: Path) -> None:
     bank = world / "router" / "features"
-    select_rows(SelectConfig(rows=(0, len(open_bank(bank)))), bank, tmp_path / "all")
+    select(SelectConfig(rows=(0, len(open_bank(bank)))), bank, tmp_path / "all")
     assert (tmp_path / "all" / "data-00000.arrow").samefile(bank / "data-00000.arrow")
-    merge_banks([bank, world / "more" / "features"], tmp_path / "merged")
-    merge_banks([tmp_path / "all", bank], tmp_path / "all-again")
-    merge_banks([bank, world / "more" / "features"], tmp_path / "merged", restart=True)
+    merge([bank, world / "more" / "features"], tmp_path / "merged")
+    merge([tmp_path / "all", bank], tmp_path / "all-again")
+    merge([bank, world / "more" / "features"], tmp_path / "merged", restart=True)
     with pytest.raises(InputError, match="input and output are the same"):
-        merge_banks([bank, tmp_path / "all"], tmp_path / "all")
+        merge([bank, tmp_path / "all"], tmp_path / "all")
 
 
 def test_a_single_file_is_known_under_another_name(tmp_path: Path) -> None:

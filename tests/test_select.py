@@ -21,10 +21,10 @@ from arrowbank import (
     SelectConfig,
     encode,
     export,
-    merge_banks,
+    merge,
     open_bank,
     scan,
-    select_rows,
+    select,
     verify,
 )
 from arrowbank.errors import InputError, PlanMismatch
@@ -68,10 +68,10 @@ def test_selecting_is_what_plain_python_makes_of_the_rows(
         out = Path(made) / "out"
         if not wanted:
             with pytest.raises(InputError, match="no row fits"):
-                select_rows(config, bank, out)
+                select(config, bank, out)
             assert not out.exists()
             return
-        manifest = select_rows(config, bank, out)
+        manifest = select(config, bank, out)
         assert rows_of(out) == wanted
         assert proved(out)
         assert manifest["text_count"] == manifest["encoded_rows"] == manifest["rows"] == len(wanted)
@@ -84,7 +84,7 @@ def test_selecting_is_what_plain_python_makes_of_the_rows(
 
 def test_a_selection_of_tokens_has_its_texts_beside_it_and_can_be_encoded(bank: Path, tmp_path: Path) -> None:
     config = SelectConfig(where=("kind=query,title", "length<=5"))
-    manifest = select_rows(config, bank.parent / "tokens", tmp_path / "tokens")
+    manifest = select(config, bank.parent / "tokens", tmp_path / "tokens")
     wanted = [row for row in rows_of(bank) if row["kind"] != "candidate" and row["length"] <= 5]
     assert [row["text"] for row in rows_of(tmp_path / "tokens-texts")] == [row["text"] for row in wanted]
     assert [row["length"] for row in rows_of(tmp_path / "tokens")] == [row["length"] for row in wanted]
@@ -95,14 +95,14 @@ def test_a_selection_of_tokens_has_its_texts_beside_it_and_can_be_encoded(bank: 
     assert rows_of(tmp_path / "features") == wanted
     shutil.copytree(bank.parent / "tokens", tmp_path / "moved" / "tokens")
     with pytest.raises(InputError, match="Give its folder with --texts"):
-        select_rows(config, (tmp_path / "moved" / "tokens"), tmp_path / "other")
-    select_rows(config, tmp_path / "moved" / "tokens", tmp_path / "other", texts=bank.parent / "texts")
+        select(config, (tmp_path / "moved" / "tokens"), tmp_path / "other")
+    select(config, tmp_path / "moved" / "tokens", tmp_path / "other", texts=bank.parent / "texts")
     assert rows_of(tmp_path / "other") == rows_of(tmp_path / "tokens")
 
 
 def test_selected_texts_say_of_which_file_they_are_but_not_that_they_are_all_of_it(bank: Path, tmp_path: Path) -> None:
     texts = bank.parent / "texts"
-    manifest = select_rows(SelectConfig(where=("source=eval",)), texts, tmp_path / "out")
+    manifest = select(SelectConfig(where=("source=eval",)), texts, tmp_path / "out")
     assert manifest["source_rows"] == {"eval": manifest["rows"], "train": 0}
     assert manifest["sources"] == open_bank(texts).manifest["sources"]
     assert not {"train_sha256", "counts"} & set(manifest)
@@ -115,9 +115,9 @@ def test_selected_texts_say_of_which_file_they_are_but_not_that_they_are_all_of_
 
 def test_a_merge_with_a_selection_states_no_hash_of_a_split_that_it_has_not_all_of(bank: Path, tmp_path: Path) -> None:
     texts = bank.parent / "texts"
-    select_rows(SelectConfig(limit=4), texts, tmp_path / "some")
+    select(SelectConfig(limit=4), texts, tmp_path / "some")
     save_texts(tmp_path / "others", ["another text"], train="cd")
-    manifest = merge_banks([tmp_path / "others", tmp_path / "some"], tmp_path / "merged")
+    manifest = merge([tmp_path / "others", tmp_path / "some"], tmp_path / "merged")
     assert not {"train_sha256", "selected"} & set(manifest)
     assert [entry["sha256"][:2] for entry in manifest["sources"]] == ["cd", "ab"]
     assert proved(tmp_path / "merged")
@@ -127,7 +127,7 @@ def test_a_text_is_taken_whole(tmp_path: Path) -> None:
     texts = ["one, two", "one", "two", "a<=b"]
     save_texts(tmp_path / "texts", texts)
     for text in texts:
-        select_rows(SelectConfig(where=(f"text={text}",)), tmp_path / "texts", tmp_path / text)
+        select(SelectConfig(where=(f"text={text}",)), tmp_path / "texts", tmp_path / text)
         assert [row["text"] for row in rows_of(tmp_path / text)] == [text]
 
 
@@ -148,10 +148,10 @@ def test_what_fits_nothing_is_told_what_there_is(bank: Path, tmp_path: Path) -> 
     }
     for condition, words in cases.items():
         with pytest.raises(InputError) as caught:
-            select_rows(SelectConfig(where=(condition,)), bank, tmp_path / "out")
+            select(SelectConfig(where=(condition,)), bank, tmp_path / "out")
         assert all(word in str(caught.value) for word in words), caught.value
     with pytest.raises(InputError, match=r"no row fits --rows 90:99\. It has 22 rows\."):
-        select_rows(SelectConfig(rows=(90, 99)), bank, tmp_path / "out")
+        select(SelectConfig(rows=(90, 99)), bank, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -160,19 +160,19 @@ def test_a_selection_of_nothing_or_into_its_own_folder_is_refused(bank: Path, tm
         with pytest.raises(InputError):
             SelectConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="input and output are the same"):
-        select_rows(SelectConfig(limit=1), bank, bank)
+        select(SelectConfig(limit=1), bank, bank)
     with pytest.raises(InputError, match="is for a bank of tokens"):
-        select_rows(SelectConfig(limit=1), bank, tmp_path / "out", texts=bank)
-    select_rows(SelectConfig(limit=3), bank, tmp_path / "out")
+        select(SelectConfig(limit=1), bank, tmp_path / "out", texts=bank)
+    select(SelectConfig(limit=3), bank, tmp_path / "out")
     before = tree_bytes(tmp_path / "out")
-    select_rows(SelectConfig(limit=3), bank, tmp_path / "out")
+    select(SelectConfig(limit=3), bank, tmp_path / "out")
     assert tree_bytes(tmp_path / "out") == before
     with pytest.raises(PlanMismatch, match=r"select\.limit: found 3, wanted 4"):
-        select_rows(SelectConfig(limit=4), bank, tmp_path / "out")
+        select(SelectConfig(limit=4), bank, tmp_path / "out")
 
 
 def test_whole_shards_are_linked(bank: Path, tmp_path: Path) -> None:
-    select_rows(SelectConfig(rows=(2, 22)), bank, tmp_path / "out")
+    select(SelectConfig(rows=(2, 22)), bank, tmp_path / "out")
     same = [
         (tmp_path / "out" / name).stat().st_ino == (bank / name).stat().st_ino
         for name in open_bank(tmp_path / "out").shard_names
@@ -181,9 +181,9 @@ def test_whole_shards_are_linked(bank: Path, tmp_path: Path) -> None:
 
 
 def test_parts_of_a_bank_merge_to_the_whole(bank: Path, tmp_path: Path) -> None:
-    select_rows(SelectConfig(rows=(0, 9)), bank, tmp_path / "a")
-    select_rows(SelectConfig(rows=(5, 22)), bank, tmp_path / "b")
-    merge_banks([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
+    select(SelectConfig(rows=(0, 9)), bank, tmp_path / "a")
+    select(SelectConfig(rows=(5, 22)), bank, tmp_path / "b")
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
     assert rows_of(tmp_path / "ab") == rows_of(bank)
     for name in ("features.f16.npy", "index.json", "texts.jsonl", "keys.npy"):
         assert (tmp_path / "ab" / name).read_bytes() == (bank / name).read_bytes()
@@ -192,7 +192,7 @@ def test_parts_of_a_bank_merge_to_the_whole(bank: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"codec": "fp8", "spans": "supervised"}])
 def test_target_banks_are_selected_from(tmp_path: Path, options: dict[str, Any]) -> None:
     make_target_bank(tmp_path / "bank", max_shard_bytes=700, **options)
-    manifest = select_rows(SelectConfig(where=("seq_len<=5",), limit=2), tmp_path / "bank", tmp_path / "out")
+    manifest = select(SelectConfig(where=("seq_len<=5",), limit=2), tmp_path / "bank", tmp_path / "out")
     rows = [row for row in rows_of(tmp_path / "bank") if row["seq_len"] <= 5][:2]
     assert rows_of(tmp_path / "out") == rows
     assert proved(tmp_path / "out")
@@ -204,18 +204,18 @@ def test_target_banks_are_selected_from(tmp_path: Path, options: dict[str, Any])
         whole, some = open_bank(tmp_path / "bank").to_torch(), open_bank(tmp_path / "out").to_torch()
         assert np.array_equal(some[1]["target_hidden_states"].float(), whole[1]["target_hidden_states"].float())
         export(ExportConfig(format="deepspec"), tmp_path / "out", tmp_path / "cache")
-    one = select_rows(SelectConfig(where=("sample=sample-0003.safetensors",)), tmp_path / "bank", tmp_path / "one")
+    one = select(SelectConfig(where=("sample=sample-0003.safetensors",)), tmp_path / "bank", tmp_path / "one")
     assert one["rows"] == 1
 
 
 def test_deaths_while_selecting_are_made_good_by_the_same_command(bank: Path, tmp_path: Path) -> None:
     config = SelectConfig(where=("length<=5",))
-    select_rows(config, bank, tmp_path / "whole")
+    select(config, bank, tmp_path / "whole")
     for moment in range(1, 1000, 7):
         out = tmp_path / f"killed-{moment}"
-        outcome = kill_at(moment, select_rows, config, bank, out)
+        outcome = kill_at(moment, select, config, bank, out)
         assert outcome.error == ""
-        select_rows(config, bank, out)
+        select(config, bank, out)
         assert tree_bytes(out) == tree_bytes(tmp_path / "whole"), f"killed at moment {moment}"
         if not outcome.killed:
             break

@@ -26,7 +26,7 @@ from arrowbank import (
     build_trunk,
     capture,
     encode,
-    estimate,
+    estimate_encode,
     open_bank,
     tokenize,
 )
@@ -84,7 +84,7 @@ STAGES = {
     ),
     "encode": Case(
         lambda world, out, options: encode(ENCODE, world / "tokens", out, options=options),
-        lambda world, out, options: estimate(ENCODE, world / "tokens", out, options=options),
+        lambda world, out, options: estimate_encode(ENCODE, world / "tokens", out, options=options),
         lambda world: ["encode", f"{world}/tokens", "--encoder", "tests.banks:TableEncoder", "--shard-rows", "9"],
     ),
     "capture": Case(

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pytest
 
-from arrowbank import ExportConfig, SelectConfig, export, import_targets, merge_banks, open_bank, select_rows, verify
+from arrowbank import ExportConfig, SelectConfig, export, import_targets, merge, open_bank, select, verify
 from arrowbank.bank.names import UnsafeName
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
@@ -154,8 +154,8 @@ def test_a_target_bank_of_edited_labels_does_not_open(edited: Callable[..., Path
         lambda: open_bank(folder, expect={label: LABELS[label]}),
         lambda: open_bank(folder).to_torch(),
         lambda: export(ExportConfig(format="deepspec"), folder, folder.parent / "out"),
-        lambda: merge_banks([folder, folder], folder.parent / "out"),
-        lambda: select_rows(SelectConfig(limit=1), folder, folder.parent / "out"),
+        lambda: merge([folder, folder], folder.parent / "out"),
+        lambda: select(SelectConfig(limit=1), folder, folder.parent / "out"),
     ):
         with pytest.raises(CorruptBank, match=r"manifest\.json: .*changed after the bank was committed"):
             use()
@@ -325,7 +325,7 @@ def test_a_recipe_of_impossible_numbers_is_a_corrupt_bank(edited: Callable[..., 
 def test_a_bank_of_an_earlier_format_says_how_it_is_built_again(edited: Callable[..., Path]) -> None:
     folder = edited("features", lambda manifest: manifest.update(format="arrowbank/1"))
     said = r'manifest\.json: format "arrowbank/1", this version reads .arrowbank/2.\. Build the bank again with `arrowbank encode`, into a'
-    for use in (lambda: open_bank(folder), lambda: merge_banks([folder, folder], folder.parent / "out")):
+    for use in (lambda: open_bank(folder), lambda: merge([folder, folder], folder.parent / "out")):
         with pytest.raises(InputError, match=said):
             use()
     assert "arrowbank/1" in failed(folder)["opens"]

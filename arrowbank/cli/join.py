@@ -23,9 +23,9 @@ def merge(
 
     Example: arrowbank merge monday/features tuesday/features --out features
     """
-    from arrowbank.combine.merge import merge_banks
+    from arrowbank.combine.merge import merge
 
-    manifest = merge_banks(banks, out, restart=restart, progress=progress_for(common.json))
+    manifest = merge(banks, out, restart=restart, progress=progress_for(common.json))
     merged = manifest["merged"]
     apart = merged.get("largest_difference")
     shared = f"{merged['shared']:,} that several have are kept once"
@@ -45,9 +45,9 @@ def select(
 
     Example: arrowbank select router/features --where kind=query --where 'length<=128' --out queries
     """
-    from arrowbank.combine.select import select_rows
+    from arrowbank.combine.select import select
 
-    manifest = select_rows(config, bank, out, texts=texts, restart=restart, progress=progress_for(common.json))
+    manifest = select(config, bank, out, texts=texts, restart=restart, progress=progress_for(common.json))
     finish(common.json, manifest, f"{out}: {manifest['rows']:,} of {manifest['selected']['rows']:,} rows. {_next(out)}")
 
 

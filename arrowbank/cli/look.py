@@ -99,7 +99,7 @@ def estimate(
 
     Example: arrowbank estimate router/tokens --model Qwen/Qwen3-4B --load-in-4bit
     """
-    from arrowbank.features.encode import estimate as run
+    from arrowbank.features.encode import estimate_encode as run
     from arrowbank.targets.importer import ImportConfig, estimate_import, is_dump
 
     if is_dump(tokens):

@@ -73,11 +73,11 @@ def encode(
     Example: arrowbank encode router/tokens --model Qwen/Qwen3-4B --load-in-4bit --out router/features
     """
     from arrowbank.features.encode import encode as run
-    from arrowbank.features.encode import estimate
+    from arrowbank.features.encode import estimate_encode
 
     progress = progress_for(common.json)
     if dry_run:
-        show_estimate(estimate(config, tokens, out, texts=texts, options=options, progress=progress), common.json)
+        show_estimate(estimate_encode(config, tokens, out, texts=texts, options=options, progress=progress), common.json)
         return
     manifest = run(config, tokens, out, texts=texts, options=options, progress=progress)
     finish(common.json, manifest, _encoded(out, manifest))

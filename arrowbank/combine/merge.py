@@ -24,9 +24,7 @@ FIRST = ("model_path", "tokenizer")  # may be spelled in another way where the f
 
 @explains("out")
 @checked
-def merge_banks(
-    banks: Sequence[str | Path], out: str | Path, *, restart: bool = False, progress: Progress = SILENT
-) -> Manifest:
+def merge(banks: Sequence[str | Path], out: str | Path, *, restart: bool = False, progress: Progress = SILENT) -> Manifest:
     """Merge committed banks of texts, features or targets into the bank `out`; its manifest. Goes on where it stopped.
 
     A text that several feature banks have keeps the vector of the first one; how many there are and how far their vectors lie apart is

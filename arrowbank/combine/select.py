@@ -144,7 +144,7 @@ class SelectConfig(Settings):
 
 @explains("out")
 @checked
-def select_rows(
+def select(
     config: SelectConfig,
     bank: str | Path,
     out: str | Path,

@@ -147,7 +147,7 @@ def encode(
 
 @explains("tokens", "read")
 @checked
-def estimate(
+def estimate_encode(
     config: EncodeConfig,
     tokens: str | Path,
     out: str | Path = ".",
