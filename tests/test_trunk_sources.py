@@ -14,11 +14,11 @@ import pytest
 import zstandard
 
 from arrowbank import RunOptions, TokenizeConfig, TrunkConfig, TrunkData, tokenize
-from arrowbank.cli.trunk import data_sets
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.models import load_tokenizer
 from arrowbank.mtp.packing import PackedWindows, shuffled
 from arrowbank.mtp.trunk_build import TrunkStage
+from arrowbank.mtp.trunk_plan import data_set
 from tests import tiny
 from tests.banks import make_texts, make_tokens
 from tests.dumps import make_dump
@@ -211,13 +211,13 @@ def test_a_bank_without_tokens_is_refused(tiny_qwen3: Path, tmp_path: Path) -> N
     ],
 )
 def test_sets_are_named_and_capped(value: str, expected: TrunkData) -> None:
-    assert data_sets([value]) == (expected,)
+    assert data_set(value) == expected
 
 
 @pytest.mark.parametrize("value", ["", "=tokens", "code=", "code=tokens@0"])
 def test_a_set_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(InputError, match="--source"):
-        data_sets([value])
+        data_set(value)
 
 
 def test_sets_share_the_windows_numbers(tiny_qwen3: Path, tmp_path: Path) -> None:
