@@ -59,19 +59,17 @@ class Records:
 
     def __post_init__(self) -> None:
         self.source = find_source(self.name or "", self.path)
+        self._prints: dict[Any, Print] = {}  # of the files, once somebody has asked for their sha256
 
     @property
     def are_rows(self) -> bool:
         """Whether all of them are in tables."""
         return all(file.is_table for file in self.source.files)
 
-    @cached_property
-    def _prints(self) -> dict[Any, Print]:
-        return fingerprint(self.source.files, SILENT)
-
     @property
     def sha256(self) -> str:
         """The sha256 of the file, or of several files' sha256s. From here on the files have to stay as they are."""
+        self._prints = self._prints or fingerprint(self.source.files, SILENT)
         return joint_sha256([self._prints[file.path].sha256 for file in self.source.files])
 
     def refuse_unread(self, config: Settings) -> None:
@@ -82,11 +80,10 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         """Every record. InputError for a line that is none, and for a file that is cut off or changes."""
         self.bad_lines = rows = 0
-        known = self.__dict__.get("_prints", {})
         reading = Reading(max_line_bytes=self.max_line_bytes, nested=NESTED)
         for file in self.source.files:
             before = 0
-            for block, _ in read_blocks(file, reading, known.get(file.path), self.fields):
+            for block, _ in read_blocks(file, reading, self._prints.get(file.path), self.fields):
                 if isinstance(block, bytes):
                     yield from self._lines(file, block, before)
                     before += block.count(b"\n") + (not block.endswith(b"\n"))

@@ -95,6 +95,7 @@ class TrunkStage(Stage):
 
     def __init__(self, config: TrunkConfig) -> None:
         self.config = config
+        self._has_texts = False  # whether a tokenizer was needed
 
     @property
     def inputs(self) -> list[Named]:
@@ -154,6 +155,10 @@ class TrunkStage(Stage):
             return None
         return load_tokenizer(name or self.config.model.model, trust_remote_code=code)
 
+    def _tokenizer_of_texts(self) -> PreTrainedTokenizerFast | None:
+        self._has_texts = True
+        return self.tokenizer
+
     @cached_property
     def windows(self) -> PackedWindows:
         """The packed windows. InputError for data that cannot be read, or give too few windows."""
@@ -162,7 +167,7 @@ class TrunkStage(Stage):
             refuse_unread("banks and tables, which have no lines", self.config, ["on_bad_line", "max_line_bytes"])
         if not any(source.text_field for source in self._sources.values()):
             refuse_unread("data without named fields (banks, .txt)", self.config, ["text_field"])
-        if "tokenizer" not in self.__dict__:
+        if not self._has_texts:
             refuse_unread("data of token ids", self.config, ["tokenizer"])
         if len(windows) < HELD_OUT_EVERY and not self.config.hold_all:
             each = ", ".join(f"{one.name} {len(one.lengths)}" for one in windows.sets)
@@ -186,7 +191,7 @@ class TrunkStage(Stage):
 
     def _pack(self, data: TrunkData) -> PackedSet:
         source = self._sources[data]
-        records = TokenRecords(source, f"{data.name} ({data.path})", self.model.vocab_size, lambda: self.tokenizer)
+        records = TokenRecords(source, f"{data.name} ({data.path})", self.model.vocab_size, self._tokenizer_of_texts)
         packed = pack(
             data.name,
             records.in_order(shuffled(len(source))),
@@ -254,7 +259,7 @@ class TrunkStage(Stage):
     def manifest(self) -> dict[str, Any]:
         """The fields that are known before the work: all but the files."""
         config, info, windows = self.config, self.model, self.windows
-        texts = self.__dict__.get("tokenizer")  # only where it was used
+        texts = self.tokenizer if self._has_texts else None
         return {
             "text_count": len(windows),
             "model_path": info.model,
