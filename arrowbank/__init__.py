@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from arrowbank.engine.plan import BatchRules
     from arrowbank.engine.stage import Estimate, RunOptions
     from arrowbank.features.audit import Audit, AuditConfig, audit
-    from arrowbank.features.build import BuildConfig, build
     from arrowbank.features.compare import Comparison, compare
     from arrowbank.features.config import EncodeConfig
     from arrowbank.features.encode import encode, estimate_encode
+    from arrowbank.features.pipeline import BuildConfig, build
     from arrowbank.features.scan import ScanConfig, scan
     from arrowbank.features.search import Hit, SearchConfig, Searcher
     from arrowbank.features.tokenize import TokenizeConfig, estimate_tokenize, tokenize
     from arrowbank.formats.registry import ExportConfig, export
-    from arrowbank.in2.build import build_in2, estimate_in2
+    from arrowbank.in2.arm import build_in2, estimate_in2
     from arrowbank.in2.config import In2Config
     from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.in2.score import ScoreConfig, score_probes
@@ -55,7 +55,7 @@ _HOME = {
     "AuditConfig": "features.audit",
     "Bank": "bank",
     "BatchRules": "engine.plan",
-    "BuildConfig": "features.build",
+    "BuildConfig": "features.pipeline",
     "CaptureConfig": "targets.capture",
     "Check": "bank.checks",
     "Comparison": "features.compare",
@@ -83,8 +83,8 @@ _HOME = {
     "TrunkConfig": "mtp.trunk_plan",
     "TrunkData": "mtp.trunk_plan",
     "audit": "features.audit",
-    "build": "features.build",
-    "build_in2": "in2.build",
+    "build": "features.pipeline",
+    "build_in2": "in2.arm",
     "build_probes": "in2.probes",
     "build_trunk": "mtp.trunk_build",
     "capture": "targets.capture",
@@ -94,7 +94,7 @@ _HOME = {
     "estimate_capture": "targets.capture",
     "estimate_encode": "features.encode",
     "estimate_import": "targets.importer",
-    "estimate_in2": "in2.build",
+    "estimate_in2": "in2.arm",
     "estimate_tokenize": "features.tokenize",
     "estimate_trunk": "mtp.trunk_build",
     "export": "formats.registry",

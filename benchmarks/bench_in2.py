@@ -99,7 +99,7 @@ print(json.dumps({"seconds": time.perf_counter() - start_time}))
 """
 OURS = """
 import json, resource, sys, time
-import arrowbank.in2.build
+import arrowbank.in2.arm
 from arrowbank import In2Config, build_in2
 filler, out, examples, length, triples, shards = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 

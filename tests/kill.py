@@ -38,7 +38,7 @@ PRELOAD = [
     "arrowbank.features.tokenize",
     "arrowbank.features.scan",
     "arrowbank.features.encode",
-    "arrowbank.in2.build",
+    "arrowbank.in2.arm",
     "arrowbank.combine.merge",
     "arrowbank.targets.capture",
     "arrowbank.models.taps",

@@ -39,7 +39,7 @@ from arrowbank.bank.cards import as_code, as_text, card
 from arrowbank.bank.kinds import typed
 from arrowbank.cli import main
 from arrowbank.share.card import card_text, pushed_card, sample_table
-from arrowbank.share.plots import Distribution, Spread, picture_of, svg
+from arrowbank.share.pictures import Distribution, Spread, picture_of, svg
 from tests.arms import save_filler
 from tests.banks import WIDTH, make_texts, make_tokens
 from tests.hub_server import Hub

@@ -28,7 +28,7 @@ from arrowbank.report.folders import describe_any
 from arrowbank.report.section import Section, Story, paragraph
 from arrowbank.report.subject import Subject
 from arrowbank.share.card import card_text
-from arrowbank.share.plots import Distribution, picture_of
+from arrowbank.share.pictures import Distribution, picture_of
 from tests import banks
 from tests.mutations import reseal
 

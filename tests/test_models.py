@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
-from arrowbank.models.folder import files_digest
+from arrowbank.models.model_folder import files_digest
 from arrowbank.models.pooling import folder_pooling
 
 

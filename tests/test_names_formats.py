@@ -25,7 +25,7 @@ from arrowbank.bank.names import UnsafeName
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
 from arrowbank.formats.deepspec import DeepSpecCache
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.formats.sidecar import HIDDEN_SIDECAR, SIDECAR, sealed, sidecar_bytes
 from arrowbank.formats.speculators import SpeculatorsFolder
 from arrowbank.formats.tokens import TokenExport

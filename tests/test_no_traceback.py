@@ -730,7 +730,7 @@ def test_every_flip_of_the_texts_file_is_a_fail_line(copy: Callable[[str], Path]
     ],
 )
 def test_a_damaged_build_log_costs_its_line_only(tmp_path: Path, log: bytes, rows: int) -> None:
-    from arrowbank.report.build import read_pace
+    from arrowbank.report.build_log import read_pace
 
     (tmp_path / "build.jsonl").write_bytes(log)
     assert len(read_pace(tmp_path / "build.jsonl").rows) == rows

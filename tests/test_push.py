@@ -14,7 +14,7 @@ import pytest
 from arrowbank import PushConfig, open_bank, pull, push
 from arrowbank.bank import BankWriter
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, PlanMismatch, RemoteError
-from arrowbank.share import places as hub_place
+from arrowbank.share import destinations as hub_place
 from tests.banks import make_texts
 from tests.hub_server import Hub
 from tests.kill import tree_bytes

@@ -19,7 +19,7 @@ from arrowbank.drawing.plots import histogram, shares
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.features.audit import read_audit
 from arrowbank.report.atlas import find_neighbours, grouping, project
-from arrowbank.report.build import read_pace
+from arrowbank.report.build_log import read_pace
 from arrowbank.report.drafts import entropy
 from arrowbank.report.sampling import spread_rows
 from arrowbank.report.write import ReportConfig

@@ -34,7 +34,7 @@ from arrowbank.bank.manifest import shard_name
 from arrowbank.cli import main
 from arrowbank.errors import DiskFull, InputError
 from arrowbank.features.tokenize import estimate_tokenize
-from arrowbank.in2.build import estimate_in2
+from arrowbank.in2.arm import estimate_in2
 from arrowbank.mtp.trunk_build import estimate_trunk
 from arrowbank.targets.capture import estimate_capture
 from tests import arms, banks, tiny, trunk_banks

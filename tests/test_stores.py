@@ -27,7 +27,7 @@ from arrowbank.errors import (
     PlanMismatch,
     RemoteError,
 )
-from arrowbank.share.places import ObjectPlace
+from arrowbank.share.destinations import ObjectPlace
 from tests import s3_server
 from tests.banks import make_texts
 from tests.kill import tree_bytes

@@ -37,7 +37,7 @@ def build(
 
     Example: arrowbank in2 build --arm c --length 16384 --examples 6000 --filler train_0.bin --out arm_c
     """
-    from arrowbank.in2.build import build_in2, estimate_in2
+    from arrowbank.in2.arm import build_in2, estimate_in2
 
     sources, progress = _fillers(filler, more), progress_for(common.json)
     if dry_run:

@@ -88,7 +88,7 @@ def build(config: BuildConfig, out: Out, options: RunOptions, common: Common, dr
 
     Example: arrowbank build --source train=train.jsonl --model Qwen/Qwen3-4B --out router
     """
-    from arrowbank.features.build import build as run
+    from arrowbank.features.pipeline import build as run
 
     refuse_unread("build, whose size is known after tokenize (then run estimate)", dry_run=dry_run)
     manifest = run(config, out, options=options, progress=progress_for(common.json))

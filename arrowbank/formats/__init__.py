@@ -6,9 +6,11 @@
     specforge.py     SpecForge's offline folders: eagle3, dflash, dspark
     speculators.py   the folder of speculators
     modelopt.py      Model-Optimizer's offline folder
-    layers.py        how trainers count layers
-    exported.py      what exports share: a file a sample, and the note that comes last
-    folder.py        writing a folder that is whole or not there, and goes on after a crash
+    tokens.py        token shards of loaders              tables.py        banks as Parquet and mirrors
+    export.py        how trainers number layers, and what exports of hidden states share
+    export_folder.py writing a folder that is whole or not there, and resumes after a crash
+    sidecar.py       the note that comes last             registry.py      every format, and the stage `export`
+    verify.py        exports and other programs' folders, verified
 
 What holds target rows is read as, and written from, `arrowbank.bank.kinds.targets.TargetRows`.
 """

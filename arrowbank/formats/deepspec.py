@@ -25,7 +25,7 @@ from arrowbank.bank.names import check_places
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.export import ExportFormat, facts_said, with_norm
-from arrowbank.formats.folder import CONVERTER, ExportFolder
+from arrowbank.formats.export_folder import CONVERTER, ExportFolder
 from arrowbank.progress import Phase
 
 NAME = "deepspec"

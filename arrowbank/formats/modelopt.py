@@ -23,7 +23,7 @@ from arrowbank.formats.export import (
     token_tensors,
     write_samples,
 )
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.progress import Phase
 
 MAX_ID = 200  # characters, of the 255 bytes that a file's name may have

@@ -17,7 +17,7 @@ from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables
 from arrowbank.formats import tokens as tokenshards
 from arrowbank.formats.export import ExportFormat
-from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.export_folder import ExportFolder, made_from
 from arrowbank.formats.sidecar import About
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Old, Settings, checked, refuse_unread

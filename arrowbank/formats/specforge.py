@@ -26,7 +26,7 @@ from arrowbank.formats.export import (
     with_norm,
     write_samples,
 )
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.progress import Phase
 
 GROUP = 2000  # samples a folder

@@ -31,7 +31,7 @@ from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
 from arrowbank.formats.export import BLOCK_INPUT, ExportFormat, facts_said, ours, save_torch, theirs, write_samples
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.formats.safetensors import SafetensorsFile, Tensor, write_safetensors
 from arrowbank.formats.sidecar import SIDECAR, sidecar_in
 from arrowbank.progress import Phase, Progress, tell_unread

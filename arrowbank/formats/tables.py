@@ -20,7 +20,7 @@ from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.bank.manifest import dataset_info
 from arrowbank.bank.mirror import INDEX_FILE, TEXTS_FILE, mirror_files
 from arrowbank.errors import InputError
-from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.export_folder import ExportFolder, made_from
 from arrowbank.formats.sidecar import HIDDEN_SIDECAR, SIDECAR, About
 from arrowbank.progress import SILENT, Phase, Progress
 

@@ -23,7 +23,7 @@ from arrowbank.bank.manifest import read_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.names import check_places
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.formats.folder import ExportFolder, made_from
+from arrowbank.formats.export_folder import ExportFolder, made_from
 from arrowbank.formats.sidecar import SIDECAR, About, find_sidecar, sidecar_in
 from arrowbank.progress import SILENT, Progress
 

@@ -20,7 +20,7 @@ from arrowbank.bank.kinds.in2 import ArmBank
 from arrowbank.bank.manifest import MANIFEST, parsed_json
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import CorruptBank, InputError
-from arrowbank.in2.build import config_of
+from arrowbank.in2.arm import config_of
 from arrowbank.in2.config import In2Config
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import Placement, Planted

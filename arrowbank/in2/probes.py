@@ -26,7 +26,7 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.errors import InputError
-from arrowbank.in2.build import filler_paths
+from arrowbank.in2.arm import filler_paths
 from arrowbank.in2.config import (
     PAD_TAIL,
     PLANTED,

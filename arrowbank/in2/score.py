@@ -26,7 +26,7 @@ from arrowbank.bank.refusals import explains
 from arrowbank.drawing.frame import svg_file
 from arrowbank.drawing.plots import Series, lines
 from arrowbank.errors import InputError, NothingChecked
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.in2.probes import ABSENT, NEEDLE, NULL
 from arrowbank.models import ModelConfig, ModelInfo, describe, local_model
 from arrowbank.progress import SILENT, Phase, Progress

@@ -22,8 +22,8 @@ from arrowbank.bank.files import sha256_of
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats.tokens import is_token_export
+from arrowbank.in2.arm_checks import ExportedArm, Finding, LoaderWindows, filler, findings, lists, records, repeated_keys
 from arrowbank.in2.blocks import Arm, Block
-from arrowbank.in2.checks import ExportedArm, Finding, LoaderWindows, filler, findings, lists, records, repeated_keys
 from arrowbank.in2.config import SHARED
 from arrowbank.in2.fillers import Filler
 from arrowbank.in2.placement import KeyCounter

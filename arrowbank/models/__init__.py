@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, describe
-from arrowbank.models.folder import local_model, model_fingerprint, resolve_model
+from arrowbank.models.model_folder import local_model, model_fingerprint, resolve_model
 from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:

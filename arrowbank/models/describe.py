@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from arrowbank.errors import InputError
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.device import quiet, refusing, resolve_device
-from arrowbank.models.folder import model_fingerprint, resolve_model, weight_files
+from arrowbank.models.model_folder import model_fingerprint, resolve_model, weight_files
 from arrowbank.models.pooling import folder_pooling
 
 if TYPE_CHECKING:

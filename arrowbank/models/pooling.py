@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arrowbank.bank.manifest import json_in
 from arrowbank.bank.names import UnsafeName, checked_place
 from arrowbank.errors import InputError
-from arrowbank.models.folder import read_json
+from arrowbank.models.model_folder import read_json
 
 if TYPE_CHECKING:
     import torch

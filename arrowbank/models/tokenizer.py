@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from arrowbank.errors import InputError
 from arrowbank.models.device import quiet, refusing
-from arrowbank.models.folder import resolve_model
+from arrowbank.models.model_folder import resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -18,7 +18,7 @@ import torch
 from arrowbank.bank.manifest import parsed_json
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import SafetensorsFile
-from arrowbank.models.folder import read_json, weight_files
+from arrowbank.models.model_folder import read_json, weight_files
 from arrowbank.mtp.layouts import FoundLayout, find_layout, match_layout, shown
 
 _GATE_UP = "experts.gate_up_proj"

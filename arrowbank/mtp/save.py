@@ -25,7 +25,7 @@ from arrowbank.bank.processes import temporary_beside
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, PIECE, SafetensorsFile, write_safetensors
-from arrowbank.models.folder import INDEX, SINGLE, read_json
+from arrowbank.models.model_folder import INDEX, SINGLE, read_json
 from arrowbank.mtp.checkpoint import (
     NAMES,
     PROVENANCE,

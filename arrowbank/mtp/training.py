@@ -24,8 +24,8 @@ from arrowbank.mtp.draft import Draft, step_tokens
 from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.loss import topk_kl
 from arrowbank.mtp.measure import Measured, measure
-from arrowbank.mtp.packing import shuffled, xorshift64
 from arrowbank.mtp.trace import TRACE
+from arrowbank.mtp.windows import shuffled, xorshift64
 from arrowbank.progress import Progress
 
 STATE = "state.safetensors"

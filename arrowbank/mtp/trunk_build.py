@@ -25,7 +25,6 @@ from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError
 from arrowbank.inputs.sources import source_places
 from arrowbank.models import describe, load_tokenizer, local_model, tokenizer_fingerprint
-from arrowbank.mtp.packing import HELD_OUT_EVERY, PackedSet, PackedWindows, least_tokens, pack, shuffled
 from arrowbank.mtp.taps import build_taps, taps_bytes, taps_folder
 from arrowbank.mtp.trunk_plan import (
     FILES_OVERHEAD,
@@ -39,6 +38,7 @@ from arrowbank.mtp.trunk_plan import (
 )
 from arrowbank.mtp.trunk_records import NumberedRecords, TokenRecords, number_records
 from arrowbank.mtp.trunk_shard import TrunkJob, WindowRows
+from arrowbank.mtp.windows import HELD_OUT_EVERY, PackedSet, PackedWindows, least_tokens, pack, shuffled
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import checked, refuse_unread
 

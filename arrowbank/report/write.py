@@ -20,7 +20,7 @@ from arrowbank.drawing.markup import Markup, join, plural, tag
 from arrowbank.errors import InputError
 from arrowbank.features.audit import read_audit
 from arrowbank.progress import SILENT, Progress
-from arrowbank.report.build import one_step, pace_plots
+from arrowbank.report.build_log import one_step, pace_plots
 from arrowbank.report.healed import tell_healing
 from arrowbank.report.integrity import Verification, audit_section, files_of, prove
 from arrowbank.report.page import Page

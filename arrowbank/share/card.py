@@ -19,8 +19,8 @@ from arrowbank.bank.kinds import FOLDER, Description
 from arrowbank.bank.manifest import CARD, dataset_info
 from arrowbank.bank.remote.addresses import HUB
 from arrowbank.bank.remote.fetching import PLOT
-from arrowbank.share.places import Outgoing
-from arrowbank.share.plots import picture_of, svg
+from arrowbank.share.destinations import Outgoing
+from arrowbank.share.pictures import picture_of, svg
 
 ROWS = 3
 TEXT = 80

@@ -28,7 +28,7 @@ from arrowbank.errors import CorruptBank, InputError, PlanMismatch
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import EXECUTION, Help, Settings, checked, refuse_unread
 from arrowbank.share.card import pushed_card, unfinished_card
-from arrowbank.share.places import Outgoing, PushPlace
+from arrowbank.share.destinations import Outgoing, PushPlace
 
 SHARDS = "data-*.arrow"  # what the card gives to `load_dataset`
 
@@ -89,14 +89,14 @@ def _place(address: Address, config: PushConfig) -> PushPlace:
         raise InputError(f"{address.shown}: a push goes to the main branch. Leave @{address.revision} out.")
     if address.repo:
         refuse_unread("a repository on the hub, which vouches for hashes", config, ["read_back"])
-        from arrowbank.share.places import HubPlace
+        from arrowbank.share.destinations import HubPlace
 
         return HubPlace(address)
     if address.scheme in WEB:
         raise InputError(
             f"{address.shown}: a web address can be read only. Push to the store behind it, as in s3://bucket/prefix."
         )
-    from arrowbank.share.places import ObjectPlace
+    from arrowbank.share.destinations import ObjectPlace
 
     return ObjectPlace(address, read_back=config.read_back)
 

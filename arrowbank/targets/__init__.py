@@ -1,12 +1,12 @@
-"""Target banks: hidden states of a big model, imported or captured, proved, and mapped onto a draft's vocabulary.
+"""Target banks: hidden states of a big model, imported or captured, verified, and mapped onto a draft's vocabulary.
 
-    importing.py       a dump or another trainer's cache → a target bank, or straight to a cache
-    capturing.py       samples and a model → a target bank
-      records.py       the samples in a file
-      conversations.py messages → tokens, and which of them the assistant wrote
-      rows.py          samples → token rows, made once
-      captured.py      a shard of token rows → its hidden states
-    committing.py      what both do alike
+    importer.py        a dump or another trainer's cache → a target bank, or straight to a cache
+    capture.py         samples and a model → a target bank
+    conversations.py   messages → tokens, and which of them the assistant wrote; chat_template.py renders them in a child process
+    rows.py            samples → token rows, made once
+    shards.py          the shards of a target bank, from any rows
+    verify.py          the checks, and samples computed again
+    vocab.py           a draft's vocabulary
 
 Importing this package pulls in neither torch nor transformers.
 """

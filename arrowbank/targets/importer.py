@@ -35,7 +35,7 @@ from arrowbank.engine.plan import SHARD_BYTES, Shard
 from arrowbank.engine.stage import Estimate, require_budget
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
-from arrowbank.formats.folder import ExportFolder
+from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import BUDGET, EXECUTION, Count, Flag, Help, Natural, Settings, checked, refuse_unread

@@ -38,7 +38,7 @@ class DraftsKind(Kind):
     unit = "windows"
     made_by = "`arrowbank heal --dump`"
     shown = ("hidden_size",)
-    picture = "arrowbank.share.plots:window_lengths"
+    picture = "arrowbank.share.pictures:window_lengths"
     story = "arrowbank.report.drafts:tell_drafts"
     bank = DraftsBank
 

@@ -284,7 +284,7 @@ class FeaturesKind(Kind):
     shown = ("tokenizer", "model_path", "hidden_size", "max_key_tokens", "encoding", "limit")
     behind = ("texts", "tokens")
     rules = "arrowbank.combine.rules:FeatureRules"
-    picture = "arrowbank.share.plots:token_lengths"
+    picture = "arrowbank.share.pictures:token_lengths"
     story = "arrowbank.report.vectors:tell_texts"
     bank = FeatureBank
 

@@ -82,7 +82,7 @@ class ArmKind(Kind):
     shown = ("arm", "T", "examples", "triples", "decoys_placed", "seed", "split", "tokenizer")
     together = True
     merge_instead = "Build one arm of as many examples (another --seed gives other ones)."
-    picture = "arrowbank.share.plots:needle_distances"
+    picture = "arrowbank.share.pictures:needle_distances"
     story = "arrowbank.report.arms:tell_arms"
     bank = ArmBank
 

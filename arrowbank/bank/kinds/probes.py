@@ -40,7 +40,7 @@ class ProbesKind(Kind):
     made_by = "`arrowbank in2 probes`"
     next = "arrowbank in2 score {folder} --model M --out DIR"
     shown = ("seed", "split", "tokenizer")
-    picture = "arrowbank.share.plots:trial_distances"
+    picture = "arrowbank.share.pictures:trial_distances"
     story = "arrowbank.report.arms:tell_probes"
     bank = ProbesBank
 

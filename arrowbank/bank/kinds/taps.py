@@ -64,7 +64,7 @@ class TapsKind(Kind):
     unit = "windows"
     made_by = "`arrowbank trunk build --taps`"
     shown = ("model_path", "hidden_size", "window")
-    picture = "arrowbank.share.plots:window_lengths"
+    picture = "arrowbank.share.pictures:window_lengths"
     story = "arrowbank.report.hidden:tell_taps"
     bank = TapsBank
 

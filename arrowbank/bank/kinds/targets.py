@@ -396,7 +396,7 @@ class TargetsKind(Kind):
     next = "arrowbank targets verify {folder} --model M\narrowbank export {folder} --to FORMAT --out DIR"
     shown = ("hidden_size", "limit", "target_model_name_or_path", "target_layer_ids", "last_hidden_norm", "codec", "spans")
     rules = "arrowbank.combine.rules:SampleRules"
-    picture = "arrowbank.share.plots:layer_norms"
+    picture = "arrowbank.share.pictures:layer_norms"
     story = "arrowbank.report.hidden:tell_targets"
     bank = TargetBank
 

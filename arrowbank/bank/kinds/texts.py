@@ -49,7 +49,7 @@ class TextsKind(Kind):
     made_by = "`arrowbank scan`"
     next = "arrowbank tokenize {folder} --tokenizer M --out DIR"
     rules = "arrowbank.combine.rules:CombineRules"
-    picture = "arrowbank.share.plots:text_lengths"
+    picture = "arrowbank.share.pictures:text_lengths"
     story = "arrowbank.report.vectors:tell_texts"
     bank = TextsBank
 

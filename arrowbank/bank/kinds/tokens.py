@@ -53,7 +53,7 @@ class TokensKind(Kind):
     behind = ("texts",)
     rules = "arrowbank.combine.rules:TokenRules"
     merge_instead = "Merge their texts banks and tokenize the result: that gives the same ids."
-    picture = "arrowbank.share.plots:token_lengths"
+    picture = "arrowbank.share.pictures:token_lengths"
     story = "arrowbank.report.vectors:tell_texts"
     bank = TokensBank
 

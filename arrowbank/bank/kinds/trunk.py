@@ -383,7 +383,7 @@ class TrunkKind(Kind):
     next = "arrowbank heal --trunk {folder} --model M --out DIR"
     shown = ("model_path", "hidden_size", "window", "topk", "hidden_norm", "hidden_dtype", "hold_all")
     merge_instead = "Build one trunk bank of all sets: --source NAME=FILE may be repeated."
-    picture = "arrowbank.share.plots:first_choices"
+    picture = "arrowbank.share.pictures:first_choices"
     story = "arrowbank.report.drafts:tell_trunk"
     bank = TrunkBank
 
