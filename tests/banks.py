@@ -189,6 +189,6 @@ def name_the_encoder(features: Path, encoder: str) -> None:
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:
-    from arrowbank.bank.manifest import read_manifest
+    from arrowbank.bank.manifest_checks import read_manifest
 
     return read_manifest(folder)

@@ -6,6 +6,7 @@ cli → report, share → combine → features, targets, in2, mtp → formats �
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +87,42 @@ def test_imports_go_down(path: Path) -> None:
             continue
         down = LAYERS[other] < LAYERS[own] or (own, other) == ("__main__", "")
         assert down, f"{path}:{line}: {own or 'arrowbank'} imports {other}, which does not stand below it"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor do they inside functions: whoever reads one module can read what it needs before it."""
+    known = {".".join(module_parts(path)): path for path in MODULES}
+    needs: dict[str, set[str]] = {}
+    for module, path in known.items():
+        tree = ast.parse(path.read_text())
+        types = {id(node) for block in tree.body if is_for_types(block) for node in ast.walk(block)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and id(node) not in types:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    needs.setdefault(module, set()).add(full if full in known else str(node.module))
+    needs.pop("arrowbank")  # it names everything
+    read: set[str] = set()
+    while ready := {
+        module for module in known if module not in read and needs.get(module, set()) & known.keys() <= read | {module}
+    }:
+        read |= ready
+    circle = set(known) - read
+    while leaves := {module for module in circle if not any(module in needs[other] for other in circle - {module})}:
+        circle -= leaves
+    assert not circle
+
+
+def is_for_types(block: ast.stmt) -> bool:
+    return isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+
+
+def test_the_page_about_the_code_names_what_there_is() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    wings = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)/` \|", page, flags=re.MULTILINE)) == wings
+    named = {name for name in re.findall(r"`(?:arrowbank/)?([\w/]+\.py)`", page) if not name.startswith("tests/")}
+    assert {name for name in named if "NAME" not in name and not (PACKAGE / name).exists()} == set()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -23,7 +23,8 @@ from arrowbank import EncodeConfig, encode, pull, verify
 from arrowbank.bank import BankWriter
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
-from arrowbank.bank.manifest import MAX_JSON_BYTES, MAX_JSON_DEPTH, Receipt, parsed_json, read_json, read_manifest
+from arrowbank.bank.manifest import MAX_JSON_BYTES, MAX_JSON_DEPTH, Receipt, parsed_json, read_json
+from arrowbank.bank.manifest_checks import read_manifest
 from arrowbank.bank.names import UnsafeName, check_names, checked_place, name_fault, own_folder, place_fault
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from arrowbank.bank.kinds import kind_of
-from arrowbank.bank.manifest import JOURNAL, MANIFEST, STATE, Manifest, Receipt, read_json, read_manifest, readable_json
-from arrowbank.bank.manifest_checks import vouched_fields
+from arrowbank.bank.manifest import JOURNAL, MANIFEST, STATE, Manifest, Receipt, read_json, readable_json
+from arrowbank.bank.manifest_checks import read_manifest, vouched_fields
 from arrowbank.errors import CorruptBank
 
 PARTS = ("texts", "tokens", "features")  # of a folder that `build` made

@@ -21,9 +21,8 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 
-from arrowbank.bank.names import check_names, check_places
 from arrowbank.bank.refusals import naming
-from arrowbank.errors import CorruptBank, InputError
+from arrowbank.errors import CorruptBank
 
 FAMILY = "arrowbank/"  # what the format of a bank of any version begins with
 FORMAT = f"{FAMILY}2"
@@ -275,72 +274,6 @@ class BankManifest(msgspec.Struct, kw_only=True):
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.json.get(name, default)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the bank in `folder`, committed or not. InputError when there is none, CorruptBank when a field is lacking,
-    UnsafeName when it lists a file that is not in the folder."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise InputError(_no_bank(folder))
-    check_places(folder, [MANIFEST], folder)
-    manifest = checked_manifest(read_json(path), path, "The file is damaged; restore it or rebuild the bank.")
-    check_places(folder, [*(entry["name"] for entry in manifest["files"]), STATE, INFO, LOG, CARD], path)
-    return manifest
-
-
-def checked_manifest(manifest: Any, where: object, remedy: str) -> Manifest:
-    """`manifest`, of whatever came from `where`. InputError for another format, CorruptBank where a field or entry is lacking,
-    UnsafeName for a name that is not a plain one."""
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(_other_format(manifest, where))
-    if wrong := [name for name, kind in FIELDS.items() if not _is(manifest.get(name), kind)] or _wrong_entries(manifest):
-        raise CorruptBank(f"{where}: says nothing usable of {', '.join(wrong)}. {remedy}")
-    check_names((entry["name"] for entry in manifest["files"]), where, reserved=RESERVED)
-    return manifest
-
-
-def _other_format(manifest: Any, where: object) -> str:
-    from arrowbank.bank.kinds import kind_of  # the kinds stand on this module
-
-    found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-    said = f"{where}: format {short_json(found)}, this version reads {FORMAT!r}."
-    if not str(found).startswith(FAMILY):
-        return f"{said} Give the folder of a bank."
-    made_by = kind_of(str(manifest.get("kind"))).made_by or "the command that made it"
-    return f"{said} Build the bank again with {made_by}, into a new folder."
-
-
-def _is(value: object, kind: type) -> bool:
-    """Whether `value` is a `kind`; of an int also that it is no bool, and a count that 64 bits hold."""
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
-    return isinstance(value, kind)
-
-
-def _wrong_entries(manifest: Manifest) -> list[str]:
-    """The places in `files` that no writer would have left so. Their names are another matter."""
-    wrong = []
-    for at, entry in enumerate(manifest["files"]):
-        if not isinstance(entry, dict) or "name" not in entry or not _is_entry(entry):
-            wrong.append(f"files[{at}]")
-        elif entry.get("rows") is None and isinstance(entry["name"], str) and SHARD_NAME.fullmatch(entry["name"]):
-            wrong.append(f"files[{at}] ({entry['name']})")
-    return wrong[:5]
-
-
-def _is_entry(entry: Mapping[str, Any]) -> bool:
-    counted = entry.get("rows") is None or _is(entry["rows"], int)
-    hashed = isinstance(entry.get("sha256"), str) and SHA256.fullmatch(entry["sha256"])
-    return bool(counted and hashed and _is(entry.get("bytes"), int))
-
-
-def _no_bank(folder: Path) -> str:
-    if not folder.exists():
-        return f"{folder}: no such folder. Give the folder of a bank."
-    inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
-    hint = f"Did you mean {folder / inside[-1]}?" if inside else "Give a folder that arrowbank has written."
-    return f"{folder}: not a bank (no {MANIFEST}). {hint}"
 
 
 def dataset_info(schema: pa.Schema) -> dict[str, Any]:

@@ -16,13 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arrowbank.bank.kinds import kind_of
 from arrowbank.bank.manifest import CARD, FORMAT, INFO, JOURNAL, LOG, MANIFEST, SHARD_NAME, STATE, readable_json
-from arrowbank.bank.reader import Bank
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.errors import InputError
+
+if TYPE_CHECKING:
+    from arrowbank.bank.reader import Bank
 
 # an option or argument as the user knows it, and the place that it names; None: not given
 Named = tuple[str, "str | Path | Bank | None"]
@@ -121,7 +123,7 @@ class _NamedPlace:
 
 def _places(named: Iterable[Named]) -> Iterator[_NamedPlace]:
     for name, value in named:
-        if isinstance(value, Bank):
+        if not isinstance(value, str | Path | None):
             yield _NamedPlace.at(name, value.folder)
         elif is_address(value):
             address = parse_address(str(value)).local

@@ -32,9 +32,8 @@ from arrowbank.bank.manifest import (
     FileEntry,
     Manifest,
     canonical_json,
-    read_manifest,
 )
-from arrowbank.bank.manifest_checks import check_info, check_manifest, check_state
+from arrowbank.bank.manifest_checks import check_info, check_manifest, check_state, read_manifest
 from arrowbank.bank.mapped import check_values, map_shard
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.errors import ContractError, CorruptBank, IncompleteBank, InputError

@@ -51,11 +51,10 @@ from arrowbank.bank.manifest import (
     dataset_info,
     plan_digest,
     ranges,
-    read_manifest,
     readable_json,
     shard_name,
 )
-from arrowbank.bank.manifest_checks import check_manifest, is_state_of, refuse_changed, state_of
+from arrowbank.bank.manifest_checks import check_manifest, is_state_of, read_manifest, refuse_changed, state_of
 from arrowbank.bank.names import UnsafeName, refuse_links
 from arrowbank.bank.places import Next, in_words, is_bare_journal, visible
 from arrowbank.bank.processes import temporary_beside

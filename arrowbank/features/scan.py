@@ -26,7 +26,8 @@ import pyarrow as pa
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import binary_column, fixed_bytes
 from arrowbank.bank.kinds.texts import TextsBank
-from arrowbank.bank.manifest import Manifest, joint_sha256, read_manifest
+from arrowbank.bank.manifest import Manifest, joint_sha256
+from arrowbank.bank.manifest_checks import read_manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_ROWS

@@ -5,16 +5,19 @@ converted where that is exact, and otherwise refused."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import arrowbank.formats
 from arrowbank.bank.kinds.targets import RowsView, TargetBank, TargetRows, manifest_of
 from arrowbank.bank.opening import open_bank
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
-from arrowbank.formats import deepspec, modelopt, specforge, speculators, tables
+from arrowbank.formats import tables
 from arrowbank.formats import tokens as tokenshards
 from arrowbank.formats.export import ExportFormat
 from arrowbank.formats.export_folder import ExportFolder, made_from
@@ -22,7 +25,15 @@ from arrowbank.formats.sidecar import About
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Old, Settings, checked, refuse_unread
 
-FORMATS: dict[str, ExportFormat] = {**deepspec.FORMATS, **specforge.FORMATS, **speculators.FORMATS, **modelopt.FORMATS}
+
+def _formats_here() -> dict[str, ExportFormat]:
+    """The formats of target rows: those that the modules of this folder list in a dictionary FORMATS. A new one is a new module."""
+    names = sorted(module.name for module in pkgutil.iter_modules(arrowbank.formats.__path__, "arrowbank.formats."))
+    found = (getattr(importlib.import_module(name), "FORMATS", None) for name in names if name != __name__)
+    return {name: format for formats in found if isinstance(formats, dict) for name, format in formats.items()}
+
+
+FORMATS = _formats_here()
 OPTIONS = ("max_shard_bytes", "last_hidden_norm", "stride")
 EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 

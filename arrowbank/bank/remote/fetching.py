@@ -33,11 +33,10 @@ from arrowbank.bank.manifest import (
     SHA256,
     STATE,
     Manifest,
-    checked_manifest,
     parsed_json,
     readable_json,
 )
-from arrowbank.bank.manifest_checks import check_manifest, refuse_changed
+from arrowbank.bank.manifest_checks import check_manifest, checked_manifest, refuse_changed
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.places import in_words, is_bare_journal, visible
 from arrowbank.bank.refusals import explained
