@@ -157,9 +157,10 @@ def test_importing_arrowbank_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_help_of_the_command_line_loads_no_torch() -> None:
+@pytest.mark.parametrize("verb", ["", "build", "search", "heal", "targets capture", "trunk build", "in2 score"])
+def test_the_help_of_the_command_line_loads_no_torch(verb: str) -> None:
     code = (
-        "import sys; from arrowbank.cli import main; code = main(['--help']);"
+        f"import sys; from arrowbank.cli import main; code = main([*{verb!r}.split(), '--help']);"
         "print([m for m in ('torch', 'transformers', 'datasets', 'ray') if m in sys.modules], code, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from arrowbank.bank.columns import list_values
 from arrowbank.engine.plan import Batch, BatchRules, batches, gather
@@ -34,6 +33,8 @@ def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.ND
 
     A row may be stored when it is finite and not all zero: [N] bool.
     """
+    import torch
+
     pooled = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
     norms = torch.linalg.vector_norm(pooled, dim=1, keepdim=True)
     if not normalize:

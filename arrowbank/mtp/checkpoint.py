@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from arrowbank.bank.manifest import parsed_json
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import SafetensorsFile
 from arrowbank.models.model_folder import read_json, weight_files
+from arrowbank.mtp.heal_config import Codec
 from arrowbank.mtp.layouts import FoundLayout, find_layout, match_layout, shown
 
 _GATE_UP = "experts.gate_up_proj"
@@ -87,7 +88,6 @@ def _places(found: FoundLayout, own: str, shape: tuple[int, ...], names: Collect
             yield TensorPlace(stored=f"{base}.{expert}.{part}.weight", own=own, shape=(half, columns), index=(expert, where))
 
 
-Codec = Literal["keep", "bf16", "fp16", "int8", "nf4"]
 CODECS: tuple[str, ...] = get_args(Codec)
 
 SCALE, ABSMAX, SHAPE = ".scale", ".absmax", ".shape"

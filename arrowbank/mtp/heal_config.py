@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig
-from arrowbank.mtp.checkpoint import Codec
 from arrowbank.settings import (
     Count,
     Flag,
@@ -44,6 +43,7 @@ TRAINING = tuple(TrainingRules.__dataclass_fields__)
 
 TRAIN, WRITE = Group("Training options"), Group("Output options")
 Side = Literal["post", "pre"]
+Codec = Literal["keep", "bf16", "fp16", "int8", "nf4"]  # how a draft is stored
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.floats import Bits, all_finite, nonfinite
@@ -105,6 +104,8 @@ class ShardCapturer:
 
     def _capture(self, rows: CapturedRows, report: Report) -> None:
         """Fill `rows` with their hidden states."""
+        import torch
+
         plan = list(batches(np.diff(rows.offsets), self.job.rules))
         streamed = self.states.stream(gather(rows.input_ids, rows.offsets, batch) for batch in plan)
         for batch, states in zip(plan, streamed, strict=True):
