@@ -270,9 +270,9 @@ def test_a_demo_of_nothing_or_nowhere_is_refused_before_it_begins(
 def test_an_interrupt_before_the_verb_begins_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(app: object) -> None:
+    def stop(arguments: list[str], prog_name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("typer.main.get_command", stop)
+    monkeypatch.setattr("arrowbank.cli.app", stop)
     assert main(["demo"]) == 130
     assert "this goes on from there:\n  arrowbank demo" in capsys.readouterr().err

@@ -180,7 +180,7 @@ class Common(Settings):
 
 Out = Annotated[str, Help("The bank's folder.", "DIR")]
 Restart = Annotated[bool, Help("Throw away what the folder holds and begin again."), EXECUTION]
-DryRun = Annotated[bool, Help("Only say how much it will take. Exit code 1 if it does not fit."), EXECUTION]
+DryRun = Annotated[bool, Help("Only print the size. Exit code 1 if it does not fit."), EXECUTION]
 Texts = Annotated[str, Help("The texts bank, if it was moved.", "DIR"), EXECUTION]
 
 

@@ -37,7 +37,7 @@ class RunOptions(Settings):
     workers: (
         Annotated[
             Count,
-            Help("Number of worker processes. Default: automatic, such as one per GPU, or per core to tokenize."),
+            Help("Number of worker processes. Default: automatic."),
             Old("--num-proc"),
             EXECUTION,
         ]

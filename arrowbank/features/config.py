@@ -59,18 +59,14 @@ class EncodeConfig(Settings):
     normalize: Annotated[bool, Help("Keep the vectors' length.")] = True
     shard_rows: Annotated[Count, Help("Rows per shard (at most 1 GiB of vectors).")] = SHARD_ROWS
     limit: Annotated[Count, Help("Only the first N rows.")] | None = None
-    trial: Annotated[Count, Help("Encode N rows to see speed and vectors; the bank is never committed.")] | None = None
+    trial: Annotated[Count, Help("Encode N rows to try it; the bank is never committed.")] | None = None
     mirror: Annotated[bool, Help("Leave out the .npy, index.json and texts.jsonl.")] = True
     onto: Annotated[Place, Help("A feature bank of the first rows: its shards are taken over.", "DIR")] | None = None
     drift_sample: (
-        Annotated[
-            Natural, Help("With --onto: how many old texts each worker encodes again first; 0: none.", default="64"), EXECUTION
-        ]
-        | None
+        Annotated[Natural, Help("With --onto: old texts encoded again first; 0: none.", default="64"), EXECUTION] | None
     ) = None
     min_cosine: (
-        Annotated[Cosine, Help("With --onto: the least cosine of these to their stored vectors.", default="0.999"), EXECUTION]
-        | None
+        Annotated[Cosine, Help("With --onto: their least cosine to the old ones.", default="0.999"), EXECUTION] | None
     ) = None
 
     def check(self) -> None:

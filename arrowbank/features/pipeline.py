@@ -31,12 +31,12 @@ class BuildConfig(Settings):
     tokenize: Annotated[
         TokenizeConfig,
         Part(
-            help={"tokenizer": Help("A folder or hub name; a fast tokenizer. Default: the model's.", "M")},
+            help={"tokenizer": Help("A folder or hub name. Default: the model's.", "M")},
             follows={"tokenizer": "model"},
         ),
     ]
     encode: EncodeConfig
-    onto: Annotated[Place, Help("A folder that build made: only texts that it lacks are encoded.", "DIR")] | None = None
+    onto: Annotated[Place, Help("A folder that build made: encode only unseen texts.", "DIR")] | None = None
 
 
 @explains("out")

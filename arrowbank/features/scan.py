@@ -75,7 +75,7 @@ class ScanConfig(Settings):
         tuple[tuple[str, Place], ...],
         Flag("--source"),
         Help(
-            "A split, and a file, folder, saved dataset or address of records; repeat it.",
+            "A split and its file, folder, dataset or address; repeat it.",
             "NAME=PATH",
             example="train=train.jsonl",
             read=named_source,
@@ -93,7 +93,7 @@ class ScanConfig(Settings):
         ]
         | None
     ) = None
-    strict: Annotated[bool, Help("A query or text that is not a string is an error, not skipped.")] = False
+    strict: Annotated[bool, Help("A query or text that is not a string is an error.")] = False
     on_bad_line: OnBadLine | None = None
     onto: Annotated[Place, Help("A texts bank whose rows stay; unseen texts are added behind.", "DIR")] | None = None
     max_line_bytes: MaxLineBytes = MAX_LINE_BYTES

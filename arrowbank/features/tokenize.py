@@ -65,9 +65,7 @@ class TokenizeConfig(Settings):
     tokenizer: Annotated[Place, Help("A folder or hub name; a fast tokenizer.", "M")]
     max_tokens: Annotated[Count, Help("Tokens kept of a text, special tokens included.")] = 256
     special_tokens: Annotated[bool, Help("Add the tokenizer's special tokens.")] = False
-    on_long: Annotated[
-        Literal["truncate", "error"], Help("What a text of more tokens does; truncate: on the tokenizer's own side, counted.")
-    ] = "truncate"
+    on_long: Annotated[Literal["truncate", "error"], Help("What a text of more tokens does.")] = "truncate"
     prompt: Annotated[str, Help('Prefix added to every text, for example "query: ".')] = ""
     trust_remote_code: TrustRemoteCode = False
     shard_rows: Annotated[Count, Flag("")] = SHARD_ROWS

@@ -19,10 +19,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 Device = Annotated[str, Help("auto (a GPU if there is one), cpu, cuda, cuda:1 …", default="auto"), EXECUTION]
 GpuMemory = Annotated[
     Positive,
-    Help("A hard cap, in GiB, on this process's share of its GPU; weights that do not fit run from the CPU."),
+    Help("Hard cap in GiB of its GPU; other weights run from the CPU."),
     EXECUTION,
 ]
-TrustRemoteCode = Annotated[bool, Help("Run code that comes with the model; only for models whose code you have read.")]
+TrustRemoteCode = Annotated[bool, Help("Run the model's own code; only if you have read it.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class ModelConfig(Settings):
     """
 
     model: Annotated[Place, Help("A folder or hub name; safetensors only.", "M")]
-    pooling: Annotated[Pooling, Help("auto: what a sentence-transformers folder says, else mean.")] = "auto"
-    layer: Annotated[int, Help("Hidden state that is pooled: 0 the embeddings, -1 the last, after the final norm.")] = -1
+    pooling: Annotated[Pooling, Help("auto: as sentence-transformers says, else mean.")] = "auto"
+    layer: Annotated[int, Help("Hidden state to pool: 0 embeddings, -1 the last.")] = -1
     backbone: Annotated[Backbone, Help("Without or with the LM head.")] = "inner"
-    dtype: Annotated[Dtype, Help("The model's type while it runs; auto: the checkpoint's own.")] = "auto"
-    load_in_4bit: Annotated[
-        bool, Flag("--load-in-4bit"), Help("Quantize the linear layers to bitsandbytes NF4 while loading.")
-    ] = False
+    dtype: Annotated[Dtype, Help("While it runs; auto: the checkpoint's own.")] = "auto"
+    load_in_4bit: Annotated[bool, Flag("--load-in-4bit"), Help("Quantize linear layers to bitsandbytes NF4 when loading.")] = (
+        False
+    )
     gpu_memory_gb: GpuMemory | None = None
     device: Device = "auto"
     trust_remote_code: TrustRemoteCode = False

@@ -82,7 +82,7 @@ class TrunkConfig(Settings):
         Old("--taps"),
     ] = ()
     hold_all: Annotated[bool, Help("Hold every window out: for evaluation only.")] = False
-    tokenizer: Annotated[Place, Help("For data that are texts: a folder or hub name. Default: the model's.", "M")] | None = None
+    tokenizer: Annotated[Place, Help("Of sources that are texts. Default: the model's.", "M")] | None = None
     text_field: Annotated[str, Help("Where texts are in records and datasets.", "NAME", default="text")] | None = None
     rules: Annotated[
         BatchRules,
