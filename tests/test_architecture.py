@@ -157,6 +157,7 @@ def test_importing_arrowbank_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["", "build", "search", "heal", "targets capture", "trunk build", "in2 score"])
 def test_the_help_of_the_command_line_loads_no_torch(verb: str) -> None:
     code = (
@@ -167,6 +168,7 @@ def test_the_help_of_the_command_line_loads_no_torch(verb: str) -> None:
     assert done.stderr.strip() == "[] 0"
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there() -> None:
     code = "import arrowbank; print([name for name in arrowbank.__all__ if getattr(arrowbank, name, None) is None])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -134,6 +134,7 @@ def test_a_commit_with_rows_missing_is_refused(tmp_path: Path) -> None:
             bank.commit(rows=12)
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) -> None:
     write(tmp_path / "whole")
     wanted = tree_bytes(tmp_path / "whole")

@@ -118,6 +118,7 @@ def rows_of(folder: Path) -> list[Any]:
 # what is captured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TAPPED)
 def test_the_bits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -142,6 +143,7 @@ def test_the_bits_are_those_of_transformers(family: str, tmp_path: Path) -> None
     assert (manifest["tokenizer_fingerprint"], manifest["chat_template_sha256"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_pre_is_what_the_last_block_puts_out(model: Path, tmp_path: Path) -> None:
     ids = write_rows(tmp_path / "rows.jsonl", ROWS, LENGTH)
     options: dict[str, Any] = {"target_layer_ids": (1, 2), "min_loss_tokens": 1, "rules": BatchRules()}
@@ -173,6 +175,7 @@ def test_a_bfloat16_model_to_the_bit(model: Path, tmp_path: Path) -> None:
     assert manifest["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_rows_of_many_lengths_are_back_in_their_order(config: CaptureConfig, whole: Path, model: Path) -> None:
     bank = open_bank(whole)
     tokenizer = tf.AutoTokenizer.from_pretrained(model)
@@ -303,6 +306,7 @@ def test_a_gpu(model: Path) -> None:
         torch.testing.assert_close(found.float(), expected.float(), rtol=2**-5, atol=0.05)
 
 
+@pytest.mark.slow
 def test_nf4(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     ids = write_rows(tmp_path / "rows.jsonl", ROWS, LENGTH)
@@ -387,12 +391,14 @@ def test_only_what_is_proved_is_tapped(
 # the same bytes, however it is made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_processes_write_the_same_bytes(config: CaptureConfig, whole: Path, tmp_path: Path, workers: int) -> None:
     capture(config, tmp_path / "bank", options=RunOptions(workers=workers))
     assert tree_bytes(tmp_path / "bank") == tree_bytes(whole)
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_is_made_good_by_the_same_command(model: Path, whole: Path, tmp_path: Path) -> None:
     """Of token rows: a process that renders conversations takes a second more to start."""
     rows = open_bank(whole).to_torch()
@@ -415,6 +421,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(model: Path, who
     assert moment > 60
 
 
+@pytest.mark.slow
 def test_finished_shards_and_prepared_rows_are_kept(config: CaptureConfig, whole: Path, tmp_path: Path) -> None:
     out, moment = tmp_path / "bank", 0
     while not (out / "data-00001.arrow").exists():
@@ -479,6 +486,7 @@ def test_a_template_that_writes_the_date_is_told(
     assert "writes today's date into samples" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_made_again_are_not_mixed(model: Path, chats: Path, tmp_path: Path) -> None:
     mine = Path(shutil.copytree(model, tmp_path / "model"))
     (mine / "chat_template.jinja").write_text("{{ strftime_now('%f') }} " + tiny.TAGGED_TEMPLATE)
@@ -569,6 +577,7 @@ def test_workers_are_at_least_one(config: CaptureConfig, tmp_path: Path) -> None
         capture(config, tmp_path / "bank", options=RunOptions(workers=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_not_finite_is_never_kept(model: Path, tmp_path: Path, workers: int) -> None:
     broken = Path(shutil.copytree(model, tmp_path / "model"))

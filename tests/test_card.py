@@ -71,6 +71,7 @@ def python_blocks(card: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_a_pushed_bank_loads_with_its_types_and_its_card_runs(hub: Hub, tmp_path: Path) -> None:
     """`load_dataset` and every block of the card, as written, in processes of their own; the shell's in between."""
     bank = make_features(tmp_path)
@@ -125,6 +126,7 @@ def run_python(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_half_pushed_bank_does_not_load(hub: Hub, tmp_path: Path) -> None:
     make_texts(tmp_path / "texts", 40, shard_rows=10)
     push(tmp_path / "texts", "org/texts")
@@ -350,6 +352,7 @@ def elements(card: str) -> dict[str, int]:
     return Counter(re.findall(r"<[^>]*>", html))
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_any_text_is_shown_as_it_is_in_a_card(text: str) -> None:
     from markdown_it import MarkdownIt

@@ -157,6 +157,7 @@ def test_looking_at_a_bank(built: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (found["rows"], found["hidden_size"], found["fits"]) == (61, 32, True)
 
 
+@pytest.mark.slow
 def test_a_failed_check_is_exit_code_1(built: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -171,6 +172,7 @@ def test_a_failed_check_is_exit_code_1(built: Path, tmp_path: Path) -> None:
     assert run("verify", str(tmp_path / "bank"), "--quick").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -207,6 +209,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
 def test_a_local_ray_is_started_and_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
     argv = ["encode", str(built / "tokens"), "--encoder", "tests.banks:TableEncoder", "--shard-rows", "20", "--out"]
@@ -216,6 +219,7 @@ def test_a_local_ray_is_started_and_gives_the_same_bytes(built: Path, tmp_path: 
     assert tree_bytes(tmp_path / "ray") == tree_bytes(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_without_ray_the_engine_says_what_to_install(built: Path, tmp_path: Path) -> None:
     code = "import sys; sys.modules['ray'] = None; from arrowbank.cli import main; sys.exit(main(sys.argv[1:]))"
     argv = ["encode", str(built / "tokens"), "--encoder", "tests.banks:TableEncoder", "--engine", "ray", "--out", "out"]
@@ -228,6 +232,7 @@ def test_without_ray_the_engine_says_what_to_install(built: Path, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on(built: Path, tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     argv = ["encode", str(built / "tokens"), "--encoder", "tests.banks:SlowEncoder", "--out", str(tmp_path / "out")]

@@ -241,6 +241,7 @@ def written(option: Option, value: Any) -> list[str]:
     return [f"{option.flag}={value}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", MADE)
 @settings(deadline=None)
 @given(st.data())

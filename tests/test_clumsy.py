@@ -165,6 +165,7 @@ def test_an_address_of_nothing_is_no_folder_here(tmp_path: Path, place: str, mon
     assert [path.name for path in tmp_path.iterdir()] == ["bank"]
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_go_in_and_out(tmp_path: Path) -> None:
     bank = save(tmp_path / "bank")
     root = Path(__file__).parent.parent
@@ -255,6 +256,7 @@ def test_texts_behind_tokens_may_be_at_an_address(tmp_path: Path) -> None:
     assert main([*argv, "--texts", f"file://{tmp_path / 'moved'}"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["--episodes", "0"], ["--episodes", "-5"], ["--out", "file"], ["--out", "s3://b/demo"]])
 def test_a_demo_of_nothing_or_nowhere_is_refused_before_it_begins(
     tmp_path: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -267,6 +269,7 @@ def test_a_demo_of_nothing_or_nowhere_is_refused_before_it_begins(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_verb_begins_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

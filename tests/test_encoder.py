@@ -117,6 +117,7 @@ def test_batches_are_drawn_ahead_of_the_results(qwen3: ModelEncoder) -> None:
     assert 1 < len(drawn) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("load_in_4bit", [False, True])
 def test_bits_do_not_depend_on_the_threads(tiny_qwen3: Path, dtype: Any, load_in_4bit: bool) -> None:
@@ -134,6 +135,7 @@ def test_bits_do_not_depend_on_the_threads(tiny_qwen3: Path, dtype: Any, load_in
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_process(minilm: Path, tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np, torch\nfrom arrowbank.models import ModelConfig, load_encoder\n"
@@ -326,6 +328,7 @@ def test_auto_map_without_trust_is_ignored(tiny_qwen3: Path, tmp_path: Path) -> 
         assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_code_of_the_model_runs_when_it_is_trusted(copied: Path, tmp_path: Path) -> None:
     (copied / "own.py").write_text(
         "from transformers import BertConfig, BertModel\n\nclass OwnConfig(BertConfig):\n    model_type = 'own_kind'\n\n"

@@ -137,6 +137,7 @@ def test_rows_and_vectors_of_texts(source: Source, whole: dict[str, str]) -> Non
         open_bank(source.folder / "whole", expect={"max_tokens": 256})
 
 
+@pytest.mark.slow
 def test_the_torch_dataset_does_not_widen(source: Source, whole: dict[str, str]) -> None:
     dataset = open_bank(source.folder / "whole").to_torch()
     batches_of = list(torch.utils.data.DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context="spawn"))
@@ -157,6 +158,7 @@ def test_all_checks_pass_and_the_bank_equals_itself(source: Source, whole: dict[
 # the same bytes, however it is made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [RunOptions(workers=2), RunOptions(workers=3)])
 def test_several_processes_write_the_same_bytes(
     source: Source, whole: dict[str, str], tmp_path: Path, options: RunOptions
@@ -187,6 +189,7 @@ def test_parts_by_rows_and_by_shards_add_up(source: Source, whole: dict[str, str
     assert tree_bytes(out) == whole
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_is_made_good_by_the_same_command(source: Source, whole: dict[str, str]) -> None:
     for moment in range(1, 1000):
         out = source.folder / f"killed-{moment}"
@@ -208,6 +211,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(source: Source, 
     assert moment > 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_random_moments_from_outside(source: Source, whole: dict[str, str], workers: int) -> None:
     rng = np.random.default_rng(workers)
@@ -274,6 +278,7 @@ def test_a_limit_makes_a_bank_of_the_first_rows_without_the_digests_of_its_sourc
         assert sum(made["kinds"].values()) == limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoder", "words"), [("ZeroEncoder", "all zero"), ("NanEncoder", "not finite")])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bad_vector_ends_the_build_and_is_named(
@@ -495,6 +500,7 @@ def test_one_damaged_shard_of_a_finished_bank_is_made_again_by_name(
     assert tree_bytes(tmp_path / "bank") == whole
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_dies_ends_in_an_error(source: Source, tmp_path: Path) -> None:
     config = EncodeConfig(encoder="tests.banks:DeadlyEncoder", shard_rows=SHARD_ROWS)
     with pytest.raises(WorkerDied, match="workers died over it"):

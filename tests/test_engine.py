@@ -111,6 +111,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return tree_bytes(folder / "bank")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), ENGINES)
 def test_the_bytes_are_the_same_and_every_row_is_reported(
     tmp_path: Path, whole: dict[str, str], engine: str, workers: int
@@ -120,6 +121,7 @@ def test_the_bytes_are_the_same_and_every_row_is_reported(
     assert open_bank(tmp_path / "bank").dataset["row"][:] == list(range(50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), CREWS)
 def test_a_killed_worker_costs_its_shard_and_another_takes_over(
     tmp_path: Path, whole: dict[str, str], engine: str, workers: int
@@ -129,6 +131,7 @@ def test_a_killed_worker_costs_its_shard_and_another_takes_over(
     assert tree_bytes(tmp_path / "bank") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), CREWS)
 def test_a_shard_that_kills_every_worker_ends_in_an_error_and_the_rest_is_kept(
     tmp_path: Path, whole: dict[str, str], engine: str, workers: int
@@ -142,12 +145,14 @@ def test_a_shard_that_kills_every_worker_ends_in_an_error_and_the_rest_is_kept(
     assert tree_bytes(tmp_path / "bank") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), ENGINES)
 def test_an_error_of_ours_arrives_as_itself(tmp_path: Path, engine: str, workers: int) -> None:
     with pytest.raises(BadVector, match="shard 3: a vector is all zero"):
         build(tmp_path / "bank", Numbers(tmp_path / "notes", refuse), engine, workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), CREWS)
 def test_any_other_error_arrives_with_its_traceback(tmp_path: Path, engine: str, workers: int) -> None:
     with pytest.raises(WorkerFailed, match=r"(?s)worker.*in stumble.*a mistake of the worker's own"):
@@ -162,6 +167,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, whole: dict[str, str]) -> None:
     worker = Numbers(tmp_path / "notes", sleep, at=1)
     outcome = kill_after(6, build, tmp_path / "bank", worker, "local", 2)
@@ -176,6 +182,7 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, whole: dict[str,
     assert tree_bytes(tmp_path / "bank") == whole
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
     for engine, workers, words in [("slurm", 1, "engine is 'slurm'"), ("local", 0, "workers is 0")]:
         with pytest.raises(InputError, match=words):
@@ -190,6 +197,7 @@ assert build(Path(sys.argv[1]) / "bank", Numbers(Path(sys.argv[1]) / "notes"), "
 """
 
 
+@pytest.mark.slow
 @RAY
 def test_a_cluster_that_already_runs_on_the_machine_is_not_joined(tmp_path: Path, whole: dict[str, str]) -> None:
     # where Ray looks for clusters; short, because a socket's path has at most 107 characters

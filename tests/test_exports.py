@@ -339,6 +339,7 @@ def test_conversation_ids_are_safe_and_no_two_alike(names: list[str]) -> None:
         assert Path(f"{one}.pt").name == f"{one}.pt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_killed_at_any_moment_goes_on_to_the_same_bytes(name: str, tmp_path: Path) -> None:
     bank, whole = tmp_path / "bank", tmp_path / "whole"
@@ -362,6 +363,7 @@ def test_an_export_killed_at_any_moment_goes_on_to_the_same_bytes(name: str, tmp
     assert tree_bytes(out) == wanted
 
 
+@pytest.mark.slow
 def test_a_restart_killed_at_any_moment_leaves_nothing_of_the_export_before(tmp_path: Path) -> None:
     make_target_bank(tmp_path / "long", dump={**SMALL, "lengths": (2, 2, 2)})
     make_target_bank(tmp_path / "short", dump={**SMALL, "lengths": (1,)})
@@ -561,6 +563,7 @@ def export_with_small_files(name: str, bank: Path, out: Path, limit: int) -> Non
         out.with_suffix(".error").write_text(type(error).__name__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_a_disk_that_fills_up_on_the_way_is_said_and_gone_on_from(name: str, tmp_path: Path) -> None:
     make_target_bank(tmp_path / "bank", dump={"lengths": (2, 300)}, last_hidden_norm=NORMS[name][0])
@@ -573,6 +576,7 @@ def test_a_disk_that_fills_up_on_the_way_is_said_and_gone_on_from(name: str, tmp
     assert {file: found for file, found in first.items() if not file.startswith("journal/")}.items() <= tree_bytes(out).items()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_before_the_first_receipt_is_gone_on_from(tmp_path: Path) -> None:
     make_target_bank(tmp_path / "bank", dump={"lengths": (1,), "hidden_size": 1})
     out = tmp_path / "out"

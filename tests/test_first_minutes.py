@@ -66,6 +66,7 @@ def test_long_options_and_long_words_wrap_into_their_column() -> None:
     assert lines[-1] == " " * 30 + "short"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "near"),
     [(["biuld"], "build"), (["encode", "x", "--tokenbudget", "3"], "--token-budget"), (["in2", "prob"], "probes")],
@@ -77,6 +78,7 @@ def test_what_is_mistyped_is_answered_with_the_near_one(argv: list[str], near: s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_shells_are_offered_verbs_options_and_values() -> None:
     assert {"encode", "estimate", "export"} <= set(complete("arrowbank e"))
     assert "--token-budget" in complete("arrowbank encode --tok")
@@ -100,6 +102,7 @@ def test_an_interrupt_tells_the_command_that_goes_on() -> None:
 # info of any folder
 
 
+@pytest.mark.slow
 def test_info_knows_what_comes_before_banks_and_after_them(tmp_path: Path, tiny_bert: Path, tiny_qwen3: Path) -> None:
     make_dump(tmp_path / "dump")
     import_targets(ImportConfig(target_model="m", target_layer_ids=(1, 11, 21)), tmp_path / "dump", tmp_path / "bank")

@@ -126,6 +126,7 @@ def test_drift_is_measured_noted_and_said(grown: Grown, tmp_path: Path) -> None:
     assert any("7 old texts encoded again here" in message for message in said.messages)
 
 
+@pytest.mark.slow
 def test_an_environment_that_gives_other_vectors_is_refused_and_nothing_is_lost(grown: Grown, tmp_path: Path) -> None:
     drifted = grown.folder / "drifted"
     shutil.copytree(grown.folder / "old", drifted)
@@ -204,6 +205,7 @@ def test_a_job_array_and_parts_take_adopted_shards_for_done_ones(grown: Grown, t
     assert tree_bytes(tmp_path / "parts") == whole
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_while_growing_is_made_good_by_the_same_command(grown: Grown, tmp_path: Path) -> None:
     encode(grown.config, grown.tokens, tmp_path / "whole")
     whole, before = tree_bytes(tmp_path / "whole"), tree_bytes(grown.folder / "old")
@@ -219,6 +221,7 @@ def test_every_moment_of_death_while_growing_is_made_good_by_the_same_command(gr
     assert tree_bytes(grown.folder / "old") == before
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=4).filter(lambda sizes: sizes[0] > 0))
 def test_growing_step_by_step_gives_the_bytes_of_one_go(sizes: list[int]) -> None:
@@ -256,6 +259,7 @@ def build_config(model: Path, source: Path, onto: Path | None = None) -> BuildCo
     )
 
 
+@pytest.mark.slow
 def test_build_grows_a_whole_folder_with_a_real_model(tmp_path: Path, tiny_bert: Path) -> None:
     config = partial(build_config, tiny_bert)
     old = write_source(tmp_path / "old.jsonl", range(15))
@@ -279,6 +283,7 @@ def test_build_grows_a_whole_folder_with_a_real_model(tmp_path: Path, tiny_bert:
         build(config(more, tmp_path / "old" / "texts"), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_build_that_grows_goes_on_after_deaths_in_any_stage(tmp_path: Path, tiny_bert: Path) -> None:
     build(build_config(tiny_bert, write_source(tmp_path / "old.jsonl", range(15))), tmp_path / "old")
     config = build_config(tiny_bert, write_source(tmp_path / "more.jsonl", range(10, 30)), tmp_path / "old")

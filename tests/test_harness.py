@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.kill import kill_after, kill_at, tree_bytes
 
 
@@ -23,6 +25,7 @@ def fail() -> None:
     raise ValueError("not today")
 
 
+@pytest.mark.slow
 def test_every_moment_is_reached_in_order(tmp_path: Path) -> None:
     seen = []
     for moment in range(1, 100):

@@ -106,6 +106,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("heal"))
 
 
+@pytest.mark.slow
 def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_path: Path) -> None:
     out = tmp_path / "healed"
     config = case.config(also=(("int8", str(tmp_path / "small")),), in_order=True)
@@ -141,6 +142,7 @@ def test_a_draft_is_healed_written_and_measured_as_it_is_stored(case: Case, tmp_
     assert tree_bytes(out) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"stride": 5}, {"stride": 4, "hard": 0.3, "train_projection": True}], ids=str)
 def test_killed_runs_go_on_to_the_same_result(case: Case, tmp_path: Path, options: dict[str, Any]) -> None:
     config = case.config(epochs=1.0, **options)
@@ -155,6 +157,7 @@ def test_killed_runs_go_on_to_the_same_result(case: Case, tmp_path: Path, option
         assert traces[0] == traces[1]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_its_files_goes_on(case: Case, tmp_path: Path) -> None:
     def config(name: str) -> Config:
         return case.config(epochs=0.3, also=(("int8", str(tmp_path / f"{name}-small")),))
@@ -174,6 +177,7 @@ def test_a_run_killed_while_it_writes_its_files_goes_on(case: Case, tmp_path: Pa
         assert left == {path.name for path in (tmp_path / "whole.heal").iterdir()}
 
 
+@pytest.mark.slow
 def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_path: Path) -> None:
     config, out = case.config(epochs=0.2), tmp_path / "out"
     report = heal_draft(config, case.bank, out)
@@ -196,6 +200,7 @@ def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_pa
     assert (out / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_power_cut_costs_no_more_than_the_file_that_it_damaged(case: Case, tmp_path: Path) -> None:
     config = case.config(epochs=0.5)
     heal_draft(config, case.bank, tmp_path / "whole")
@@ -221,6 +226,7 @@ def test_a_power_cut_costs_no_more_than_the_file_that_it_damaged(case: Case, tmp
         assert json.loads((tmp_path / "whole.heal" / name).read_text())
 
 
+@pytest.mark.slow
 def test_a_dump_of_another_healing_is_kept_unless_restart_is_given(case: Case, tmp_path: Path) -> None:
     heal_draft(case.config(epochs=0.2), case.bank, tmp_path / "first", dump=tmp_path / "dump")
     before = tree_bytes(tmp_path)
@@ -231,6 +237,7 @@ def test_a_dump_of_another_healing_is_kept_unless_restart_is_given(case: Case, t
     assert tree_bytes(tmp_path / "dump") != {}
 
 
+@pytest.mark.slow
 def test_restart_deletes_no_copy_that_is_read(case: Case, tmp_path: Path) -> None:
     """What an earlier healing wrote, and --restart would throw away, may be the model or the first draft of this one."""
     heal_draft(case.config(epochs=0.2, also=(("bf16", str(tmp_path / "copy")),)), case.bank, tmp_path / "out")
@@ -240,6 +247,7 @@ def test_restart_deletes_no_copy_that_is_read(case: Case, tmp_path: Path) -> Non
     assert tree_bytes(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_rounds_are_trained_and_counted_as_a_server_runs_them(case: Case, tmp_path: Path) -> None:
     report = heal_draft(case.config(stride=4), case.bank, tmp_path / "out")
     assert report["after"]["score"] > report["before"]["score"] + 0.1
@@ -247,6 +255,7 @@ def test_rounds_are_trained_and_counted_as_a_server_runs_them(case: Case, tmp_pa
     assert report["before"]["rows"][0] < chained["before"]["rows"][0]  # a round every fourth row, at two offsets
 
 
+@pytest.mark.slow
 def test_a_model_without_a_draft_begins_with_its_last_block(tmp_path: Path) -> None:
     case = Case(tmp_path, draft=False)
     with pytest.raises(InputError, match="--init"):
@@ -267,6 +276,7 @@ def test_no_epochs_only_measure_and_re_encode_where_that_is_asked_for(case: Case
     assert (tmp_path / "nf4" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_fed_the_wrong_side_is_found_out_before_training(case: Case, tmp_path: Path) -> None:
     heal_draft(case.config(train_projection=True, epochs=6.0), case.bank, tmp_path / "healed")
     draft = load_draft(drafts.load_trunk(tmp_path / "healed"), tmp_path / "healed")
@@ -288,6 +298,7 @@ def test_a_draft_that_is_fed_the_wrong_side_is_found_out_before_training(case: C
     assert not any(path.name.startswith("out") for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_healed(case: Case, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"training with 30 windows a batch needs at least 300"):
         heal_draft(case.config(batch=30), case.bank, tmp_path / "out")
@@ -343,6 +354,7 @@ def test_every_job_comes_once_an_epoch(windows: int, epochs: float, batch: int, 
     assert all(isinstance(job, ChainBatch) for job in order)
 
 
+@pytest.mark.slow
 def test_the_command_line_heals_and_shows_a_table(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["heal", "--trunk", str(case.bank), "--model", str(case.model), "--out", str(tmp_path / "out"), "--chain", "2"]
     argv += ["--lr", "3e-3", "--batch", "4", "--epochs", "0.5", "--eval-every", "4", "--also", f"bf16={tmp_path / 'bf16'}"]

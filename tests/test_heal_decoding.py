@@ -126,6 +126,7 @@ def _quietly() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_decoding_keeps_as_many_drafts_as_are_counted_in_order(healed: Case, windows: DraftWindows) -> None:
     decoder, rounds = Decoder(healed.model), []
     for row in range(TEXTS):
@@ -142,6 +143,7 @@ def test_decoding_keeps_as_many_drafts_as_are_counted_in_order(healed: Case, win
     assert rows[0] < TEXTS * (WINDOW - 1)
 
 
+@pytest.mark.slow
 def test_a_round_from_every_row_keeps_as_many_drafts_as_are_counted(healed: Case, windows: DraftWindows) -> None:
     decoder, rounds = Decoder(healed.model), []
     for row in range(TEXTS):

@@ -17,6 +17,7 @@ from tests import drafts
 from tests.kill import tree_bytes
 
 
+@pytest.mark.slow
 def test_a_qwen35_with_its_own_draft_is_healed_with_a_copy_in_nf4(tmp_path: Path) -> None:
     trunk, heal = heal_qwen35.trunk_bank("m", [("a", "x"), ("b", "y")]), heal_qwen35.healing("m", "copy")
     assert (trunk.window, trunk.topk, trunk.tokens, trunk.chain) == (2048, 64, 393_216, 3)
@@ -46,6 +47,7 @@ def test_a_qwen35_with_its_own_draft_is_healed_with_a_copy_in_nf4(tmp_path: Path
         assert "mtp.fc.weight.absmax" in set(file.keys())
 
 
+@pytest.mark.slow
 def test_the_small_healing_runs_whole_and_is_not_done_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = dataclasses.replace(heal_tiny.tiny(), texts=200)
     reports = heal_tiny.run(tmp_path, given)

@@ -108,6 +108,7 @@ def test_the_same_bytes_in_several_processes(whole: Path, tmp_path: Path) -> Non
     assert tree_bytes(whole.parent / "two") == tree_bytes(whole)
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) -> None:
     filler, config = arms.save_filler(tmp_path / "filler.bin"), arms.small(examples=4, raw_shards=1)
     build_in2(config, [filler], tmp_path / "whole")
@@ -126,6 +127,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(tmp_path: Path) 
     assert moment > 40
 
 
+@pytest.mark.slow
 def test_killed_from_outside_with_two_processes(whole: Path) -> None:
     filler, out = whole.parent / "filler.bin", whole.parent / "outside"
     for seconds in (0.05, 0.4, 0.8):

@@ -164,6 +164,7 @@ def other_example(rows: Rows) -> None:
     rows.columns["example"][:2] = [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "check", "words"),
     [

@@ -171,6 +171,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> dict[s
     return {stage: shards(folder / stage) for stage in STAGES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS[1:])
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_same_records_give_the_same_bytes_in_every_form(
@@ -247,6 +248,7 @@ def save_with_bad_line(path: Path, bad: bytes) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_bad_line_is_named_or_skipped_and_counted_in_the_same_way(
@@ -431,6 +433,7 @@ def test_options_about_lines_are_refused_for_tables(tmp_path: Path, tiny_qwen3: 
 # stores
 
 
+@pytest.mark.slow
 def test_records_in_a_bucket_are_read_and_their_login_is_in_no_message(
     tmp_path: Path, tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, dict[str, bytes]]
 ) -> None:
@@ -448,6 +451,7 @@ def test_records_in_a_bucket_are_read_and_their_login_is_in_no_message(
             run_scan(f"{login}/data/none.jsonl", tmp_path / "none", tiny_qwen3)
 
 
+@pytest.mark.slow
 def test_records_on_the_hub_are_read(tmp_path: Path, wanted: dict[str, dict[str, bytes]]) -> None:
     for name in ("a.jsonl.gz", "a.parquet"):
         FILES[name](tmp_path / name, RECORDS)

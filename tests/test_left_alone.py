@@ -113,6 +113,7 @@ def test_the_same_command_makes_what_a_copy_lacks_and_keeps_the_rest(copied: Pat
     }
 
 
+@pytest.mark.slow
 def test_a_bank_that_lacks_files_is_committed_after_death_at_any_moment(copied: Path) -> None:
     (copied / "data-00001.arrow").unlink()
     (copied / "state.json").write_bytes(b"")
@@ -250,6 +251,7 @@ def test_an_empty_manifest_with_nothing_beside_it_is_written_again(tmp_path: Pat
         assert tree_bytes(tmp_path / name) == tree_bytes(tmp_path / "wanted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_counts_of_a_shard_are_made_again_with_it(tmp_path: Path, bpe_tokenizer: Path, damage: str) -> None:
     joined_banks.save_texts(tmp_path / "texts", [f"text {number}" for number in range(12)])
@@ -348,6 +350,7 @@ def test_an_export_that_nothing_tells_from_another_is_not_replaced_by_it(
     assert tree_bytes(tmp_path / "out") == tree_bytes(made[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", exports.EVERY)
 def test_an_export_is_replaced_by_one_of_its_format_only(made: dict[str, Path], tmp_path: Path, name: str) -> None:
     for other in exports.EVERY:
@@ -409,6 +412,7 @@ def test_a_cache_of_another_program_is_never_replaced(made: dict[str, Path], tmp
     assert tree_bytes(out) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_receipt_of_an_export_costs_one_file(made: dict[str, Path], tmp_path: Path, damage: str) -> None:
     damaged = 0

@@ -97,6 +97,7 @@ def hold(machine: Machine, tmp_path: Path, request: pytest.FixtureRequest) -> It
         holder.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_writers_exclude_each_other_and_a_killed_one_is_succeeded_at_once(hold: Callable[..., Holder], kind: str) -> None:
     first, second = hold(), hold()
@@ -113,6 +114,7 @@ def test_writers_exclude_each_other_and_a_killed_one_is_succeeded_at_once(hold: 
     assert first.ask("take") == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_share_a_bank_and_exclude_who_does_not(hold: Callable[..., Holder], kind: str) -> None:
     zero, one, again, alone = hold(0), hold(1), hold(1), hold()
@@ -150,6 +152,7 @@ def rewrite(owner: Path, **changes: Any) -> None:
     owner.write_text(json.dumps({**json.loads(owner.read_text()), **changes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused"])
 @pytest.mark.parametrize("content", ["another host", "another boot", "half written"])
 def test_a_lock_of_another_host_is_taken_over_when_its_heartbeat_has_stopped(
@@ -183,6 +186,7 @@ def test_the_id_of_a_process_that_another_one_has_now_is_no_sign_of_life(
     assert "another process has taken this bank over" not in second.ask("check")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused"])
 def test_who_was_succeeded_is_told(hold: Callable[..., Holder], tmp_path: Path, kind: str) -> None:
     first, second = hold(), hold()
@@ -200,6 +204,7 @@ def test_who_was_succeeded_is_told(hold: Callable[..., Holder], tmp_path: Path, 
     assert second.ask("check") == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused"])
 def test_one_of_many_takes_a_lock_over(hold: Callable[..., Holder], tmp_path: Path, kind: str) -> None:
     many = [hold() for _ in range(6)]
@@ -220,6 +225,7 @@ def test_one_of_many_takes_a_lock_over(hold: Callable[..., Holder], tmp_path: Pa
         holder = hold()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_waits_for_a_lock_gets_it(machine: Machine, tmp_path: Path, kind: str) -> None:
     error = KINDS[kind]
@@ -232,6 +238,7 @@ def test_who_waits_for_a_lock_gets_it(machine: Machine, tmp_path: Path, kind: st
     assert (tmp_path / "count").read_text() == "60"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_build_that_is_killed_goes_on_to_the_same_bytes(machine: Machine, tmp_path: Path, kind: str) -> None:
     source = tmp_path / "texts.jsonl"

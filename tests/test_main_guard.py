@@ -64,6 +64,7 @@ def run_script(folder: Path, name: str, body: str, *, guarded: bool) -> subproce
     return subprocess.run([sys.executable, script.name], cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", SCRIPTS)
 def test_a_script_without_a_main_guard_is_told(stage: str, folder: Path) -> None:
     done = run_script(folder, f"unguarded_{stage}.py", SCRIPTS[stage].replace('"out"', f'"{stage}_out"'), guarded=False)
@@ -76,6 +77,7 @@ def test_a_script_without_a_main_guard_is_told(stage: str, folder: Path) -> None
     assert not (folder / f"{stage}_out" / "state.json").exists()
 
 
+@pytest.mark.slow
 def test_the_same_script_with_a_main_guard_builds_where_the_other_stopped(folder: Path) -> None:
     body = SCRIPTS["in2"].replace('"out"', '"in2_again"')
     assert run_script(folder, "first.py", body, guarded=False).returncode == 1
@@ -92,6 +94,7 @@ def test_a_script_whose_import_fails_in_the_workers_is_told(folder: Path) -> Non
     assert "FileExistsError" in done.stderr, "the worker's own traceback says why"
 
 
+@pytest.mark.slow
 def test_stages_whose_processes_do_not_import_the_script_need_no_guard(folder: Path) -> None:
     lines = "".join(json.dumps({"query": f"text {row}"}) + "\n" for row in range(4100))  # enough for two processes
     (folder / "many.jsonl").write_text(lines)

@@ -55,6 +55,7 @@ def merged_rows(parts: list[list[dict[str, Any]]], key: str = "text") -> list[di
     return list(found.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(TEXTS, min_size=2, max_size=4))
 def test_merging_features_is_what_plain_python_makes_of_the_rows(parts: list[list[str]]) -> None:
@@ -75,6 +76,7 @@ def test_merging_features_is_what_plain_python_makes_of_the_rows(parts: list[lis
         assert bank.rows(row["text"] for row in wanted).tolist() == list(range(len(wanted)))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(TEXTS, min_size=2, max_size=4))
 def test_merging_texts_is_what_plain_python_makes_of_the_rows(parts: list[list[str]]) -> None:
@@ -215,6 +217,7 @@ def test_without_a_mirror_in_one_part_there_is_none_and_a_merge_can_be_merged_bu
         encode(replace(CONFIG, onto=str(tmp_path / "ab")), tmp_path / "a" / "tokens", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_while_merging_is_made_good_by_the_same_command(tmp_path: Path) -> None:
     a = save_features(tmp_path / "a", [f"text {i}" for i in range(6)])
     b = save_features(tmp_path / "b", [f"text {i}" for i in range(4, 14)])

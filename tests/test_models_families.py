@@ -127,6 +127,7 @@ def transformers_states(name: str, folder: Path) -> list[torch.Tensor]:
         return list(part(input_ids=torch.from_numpy(IDS).long(), output_hidden_states=True).hidden_states)
 
 
+@pytest.mark.slow
 def test_every_layer_to_the_bit_and_the_backbones_agree(family: tuple[str, Path]) -> None:
     name, folder = family
     states = transformers_states(name, folder)
@@ -150,6 +151,7 @@ def test_every_layer_to_the_bit_and_the_backbones_agree(family: tuple[str, Path]
     assert cosine.min() >= 0.99999
 
 
+@pytest.mark.slow
 def test_only_what_reads_text_is_kept(family: tuple[str, Path]) -> None:
     """No head, no vision tower, no decoder of an encoder-decoder; and of the blocks, none above the wanted layer's."""
     _, folder = family
@@ -165,6 +167,7 @@ def test_only_what_reads_text_is_kept(family: tuple[str, Path]) -> None:
         assert sum(weight.numel() for weight in lower.parameters()) < sum(weight.numel() for weight in reader.parameters())
 
 
+@pytest.mark.slow
 def test_every_block_is_tapped_to_the_bit(family: tuple[str, Path]) -> None:
     name, folder = family
     config = ModelConfig(model=str(folder))

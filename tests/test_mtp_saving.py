@@ -71,6 +71,7 @@ def test_only_the_drafts_tensors_change_in_their_own_names_and_dtypes(made: Made
         assert torch.equal(again.tensors()[name].float(), tensor.to(torch.bfloat16).float()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "keep"])
 def test_every_codec_is_read_back_as_it_is_stored(made: Made, tmp_path: Path, codec: str) -> None:
     draft = moved(made)
@@ -174,6 +175,7 @@ def test_the_source_is_not_written_to_and_nothing_is_overwritten(llama: Made, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_killed_is_whole_or_not_there(
     llama: Made,
     tmp_path: Path,

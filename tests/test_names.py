@@ -229,6 +229,7 @@ def test_json_that_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         read_json(tmp_path / "pipe")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "dataset_info.json", "vocab-4.safetensors"])
 def test_a_bank_with_a_named_pipe_in_it_is_not_waited_for(tmp_path: Path, name: str) -> None:
     make_target_bank(tmp_path / "bank")
@@ -278,6 +279,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "dataset_info.json"])
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_json_of_a_bank_is_one_of_our_errors(tmp_path: Path, name: str, data: bytes) -> None:

@@ -44,6 +44,7 @@ def agree(bank: FeatureBank, matrix: npt.NDArray[np.float16], queries: npt.NDArr
         assert cosines[number].tolist() == wanted_cosines
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_bank_gives_what_a_plain_loop_gives(data: st.DataObject) -> None:
@@ -66,6 +67,7 @@ def test_any_bank_gives_what_a_plain_loop_gives(data: st.DataObject) -> None:
         agree(bank, stored, queries, data.draw(st.integers(1, 70)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mirror", [True, False])
 def test_a_bank_of_many_blocks_gives_what_a_plain_loop_gives(tmp_path: Path, mirror: bool) -> None:
     rng = np.random.default_rng(1)
@@ -153,6 +155,7 @@ def test_a_damaged_vector_is_no_answer(tmp_path: Path) -> None:
         nearest(bank, np.ones((1, 4), np.float32), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalised_rows", ["random", "all equal", "many equal"])
 def test_faiss_finds_the_same_rows(tmp_path: Path, normalised_rows: str) -> None:
     pytest.importorskip("faiss")

@@ -159,6 +159,7 @@ def offsets_place(shard: Path, column: str) -> tuple[int, int]:
     return offsets.address - source.read_buffer().address, offsets.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["shard", "shards", "parts", "slice", "dataset"])
 @pytest.mark.parametrize(
     ("kind", "column"),
@@ -292,6 +293,7 @@ def test_lengths_of_metadata_that_are_absurd_are_refused(copy: Callable[[str], P
         open_bank(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_damage_of_shards_crashes_no_reader(copy: Callable[[str], Path], kind: str) -> None:
     folder, rng = copy(kind), random.Random(kind)
@@ -353,6 +355,7 @@ def damaged_npy() -> list[tuple[str, bytes]]:
     return list(cases.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["keys.npy", "features.f16.npy"])
 @pytest.mark.parametrize(("name", "data"), damaged_npy(), ids=[name for name, _ in damaged_npy()])
 def test_a_damaged_npy_of_a_feature_bank_is_named(
@@ -444,6 +447,7 @@ def test_a_bank_that_was_copied_back_over_itself_is_the_same_commit(tmp_path: Pa
         read(opened)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_restart_while_a_bank_is_being_opened_is_noticed(tmp_path: Path) -> None:
     """Many openings beside a writer: each gives one bank or an error, never two in one."""
     folder = tmp_path / "bank"
@@ -506,6 +510,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", ["one block", "several blocks"])
 @pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("verb", ["scan", "scan --on-bad-line skip", "capture", "trunk", "audit"])
@@ -561,6 +566,7 @@ def test_the_limit_counts_the_bytes_of_a_line_without_its_end(tmp_path: Path, si
             list(Records(path, ["text"], max_line_bytes=1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["scan", "capture", "trunk"])
 def test_a_small_file_with_a_huge_line_takes_little_memory(tmp_path: Path, tiny_qwen3: Path, verb: str) -> None:
     path = tmp_path / "bomb.jsonl.gz"
@@ -617,6 +623,7 @@ def renderer() -> Renderer:
     return Renderer(seconds=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_hostile_template_is_an_error_and_the_next_one_is_rendered(renderer: Renderer, name: str) -> None:
     template, words = TEMPLATES[name]
@@ -681,6 +688,7 @@ def test_deep_json_in_a_dump_and_in_an_audit_is_named(tmp_path: Path, capsys: py
 # mutated banks under the verbs that look at them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "in2-bare", "features-bare", "targets-merged", "texts-grown"])
 def test_no_mutated_bank_ends_a_verb_in_a_traceback(copy: Callable[[str], Path], kind: str) -> None:
     folder = copy(kind)
@@ -761,6 +769,7 @@ def test_no_safetensors_header_raises_anything_but_an_input_error(tmp_path: Path
 # exports read back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["raw", "llmc", "nanogpt-npy", "megatron", "nanotron"])
 def test_a_damaged_export_is_a_fail_line(every: every_bank.Banks, tmp_path: Path, format: str) -> None:
     out = tmp_path / "export"

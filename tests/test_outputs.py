@@ -173,6 +173,7 @@ def arguments(verb: str, world: Path, out: str) -> list[str]:
     return [part.format(out=out, world=world) for part in VERBS[verb][0].split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "place"), CASES)
 def test_an_output_is_no_input(world: Path, capsys: pytest.CaptureFixture[str], verb: str, place: str) -> None:
     for spell in SAME.values():
@@ -181,6 +182,7 @@ def test_an_output_is_no_input(world: Path, capsys: pytest.CaptureFixture[str], 
         assert "Nothing was changed." in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "place"), CASES)
 def test_an_output_is_not_inside_an_input(world: Path, capsys: pytest.CaptureFixture[str], verb: str, place: str) -> None:
     if (world / place).is_dir():
@@ -189,6 +191,7 @@ def test_an_output_is_not_inside_an_input(world: Path, capsys: pytest.CaptureFix
             assert "the output is inside an input" in said, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "place"), CASES)
 def test_an_output_does_not_contain_an_input(world: Path, capsys: pytest.CaptureFixture[str], verb: str, place: str) -> None:
     for spell in SAME.values():
@@ -490,6 +493,7 @@ def there(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", WRITES)
 def test_restart_deletes_only_what_is_of_the_kind_being_written(
     world: Path, there: dict[str, Path], capsys: pytest.CaptureFixture[str], verb: str
@@ -545,6 +549,7 @@ def test_the_texts_of_a_selection_and_the_taps_of_a_trunk_bank_are_of_their_kind
     assert "holds a bank of features, this command writes one of taps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_demo_overwrites_no_episodes(tmp_path: Path) -> None:
     (tmp_path / "episodes").mkdir()
     (tmp_path / "episodes" / "eval.jsonl").write_text('{"query": "mine"}\n')

@@ -41,6 +41,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree_bytes(folder).items() if name not in ("README.md", "plot.svg")}
 
 
+@pytest.mark.slow
 def test_a_pulled_bank_is_the_bank(pushed: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     manifest = pull(REPO, out)
@@ -53,6 +54,7 @@ def test_a_pulled_bank_is_the_bank(pushed: Hub, tmp_path: Path) -> None:
     assert load_from_disk(str(out))["text"] == load_from_disk(str(tmp_path / "texts"))["text"]
 
 
+@pytest.mark.slow
 def test_a_pull_again_fetches_nothing_large_and_keeps_an_edited_card(pushed: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pull(REPO, out)
@@ -64,6 +66,7 @@ def test_a_pull_again_fetches_nothing_large_and_keeps_an_edited_card(pushed: Hub
     assert set(pushed.gets) == {"manifest.json", "state.json"}
 
 
+@pytest.mark.slow
 def test_what_is_damaged_or_gone_here_is_fetched_again(pushed: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pull(REPO, out)
@@ -76,6 +79,7 @@ def test_what_is_damaged_or_gone_here_is_fetched_again(pushed: Hub, tmp_path: Pa
     assert {name for name in pushed.gets if name.endswith(".arrow")} == {"data-00001.arrow", "data-00002.arrow"}
 
 
+@pytest.mark.slow
 def test_a_pull_killed_at_any_moment_does_not_open_and_goes_on(pushed: Hub, tmp_path: Path) -> None:
     """At one moment in 23: the client has many of its own."""
     moment, died = 1, 0
@@ -114,6 +118,7 @@ def cli_there(environment: dict[str, str], *argv: str) -> None:
     cli(*argv)
 
 
+@pytest.mark.slow
 def test_a_bank_that_is_being_mended_does_not_open(pushed: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     pull(REPO, out)
@@ -129,6 +134,7 @@ def test_a_bank_that_is_being_mended_does_not_open(pushed: Hub, tmp_path: Path) 
     assert tree(out) == tree(tmp_path / "texts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data-00003.arrow", "dataset_info.json", "state.json", "manifest.json"])
 def test_other_bytes_on_the_hub_never_become_a_bank(pushed: Hub, tmp_path: Path, name: str) -> None:
     pushed.spoil(REPO, name)
@@ -139,6 +145,7 @@ def test_other_bytes_on_the_hub_never_become_a_bank(pushed: Hub, tmp_path: Path,
         open_bank(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../escaped.arrow", "/etc/escaped", "a/b", "..", "state.json", ".hidden", "a\\b", "journal"])
 def test_a_manifest_that_reaches_out_of_its_folder_is_refused(pushed: Hub, tmp_path: Path, name: str) -> None:
     files = pushed.repos[REPO].files
@@ -192,6 +199,7 @@ def test_a_malformed_manifest_is_one_of_our_errors(value: object) -> None:
         parsed_manifest(json.dumps(found).encode(), "there")
 
 
+@pytest.mark.slow
 def test_another_bank_here_is_left_as_it_is(pushed: Hub, tmp_path: Path) -> None:
     make_texts(tmp_path / "out", 7)
     before = tree_bytes(tmp_path / "out")
@@ -205,6 +213,7 @@ def test_another_bank_here_is_left_as_it_is(pushed: Hub, tmp_path: Path) -> None
     assert tree_bytes(tmp_path / "mine").keys() == {"thesis.tex"}
 
 
+@pytest.mark.slow
 def test_a_revision_is_a_commit_or_a_tag(pushed: Hub, tmp_path: Path) -> None:
     pushed.repos[REPO].tags["v1"] = pushed.repos[REPO].head
     pushed.edit(REPO, {"state.json": (b"{}", False)})
@@ -234,6 +243,7 @@ def test_what_is_no_bank_is_said_so(pushed: Hub, tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_address_is_fetched_once_and_opened_from_the_cache(pushed: Hub, tmp_path: Path) -> None:
     bank = open_bank(ADDRESS, expect={"text_count": 40})
     assert bank.folder.parent == tmp_path / "cache"
@@ -246,6 +256,7 @@ def test_an_address_is_fetched_once_and_opened_from_the_cache(pushed: Hub, tmp_p
     assert open_bank(f"{ADDRESS}@v1").folder != bank.folder
 
 
+@pytest.mark.slow
 def test_offline_the_bank_that_was_fetched_is_opened(pushed: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_bank(ADDRESS).folder
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -254,6 +265,7 @@ def test_offline_the_bank_that_was_fetched_is_opened(pushed: Hub, monkeypatch: p
         open_bank(f"{ADDRESS}@v1")
 
 
+@pytest.mark.slow
 def test_a_bank_that_changed_is_fetched_anew(pushed: Hub, tmp_path: Path) -> None:
     from arrowbank import PushConfig
 
@@ -265,6 +277,7 @@ def test_a_bank_that_changed_is_fetched_anew(pushed: Hub, tmp_path: Path) -> Non
     assert len(list((tmp_path / "cache").glob("*/state.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_cached_bank_that_was_not_fetched_to_its_end_goes_on(pushed: Hub, tmp_path: Path) -> None:
     folder = open_bank(ADDRESS).folder
     (folder / "state.json").unlink()
@@ -274,6 +287,7 @@ def test_a_cached_bank_that_was_not_fetched_to_its_end_goes_on(pushed: Hub, tmp_
     assert [name for name in pushed.gets if name.endswith(".arrow")] == ["data-00001.arrow"]
 
 
+@pytest.mark.slow
 def test_two_processes_that_open_an_address_fetch_it_once(pushed: Hub) -> None:
     code = f"from arrowbank import open_bank; print(len(open_bank({ADDRESS!r})))"
     both = [
@@ -284,6 +298,7 @@ def test_two_processes_that_open_an_address_fetch_it_once(pushed: Hub) -> None:
     assert pushed.gets.count("data-00000.arrow") == 1
 
 
+@pytest.mark.slow
 def test_progress_counts_every_byte_once(pushed: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from arrowbank.cli import main
 

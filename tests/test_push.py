@@ -57,6 +57,7 @@ def test_a_pushed_bank_is_the_bank_and_is_private(hub: Hub, bank: Path) -> None:
     assert len(hub.puts) == len(SHARDS)  # all else is text
 
 
+@pytest.mark.slow
 def test_a_push_again_sends_nothing(hub: Hub, bank: Path) -> None:
     push(bank, REPO)
     commits, puts = list(hub.repos[REPO].commits), list(hub.puts)
@@ -65,6 +66,7 @@ def test_a_push_again_sends_nothing(hub: Hub, bank: Path) -> None:
     assert (list(hub.repos[REPO].commits), hub.puts) == (commits, puts)
 
 
+@pytest.mark.slow
 def test_public_is_asked_for_and_never_changed(hub: Hub, bank: Path) -> None:
     push(bank, REPO)
     with pytest.raises(InputError, match="is there already and is private; a push does not change that"):
@@ -105,6 +107,7 @@ def test_the_commit_comes_last_and_with_its_card(hub: Hub, bank: Path, monkeypat
     assert b"data-*.arrow" in cards[-1]
 
 
+@pytest.mark.slow
 def test_what_is_committed_is_not_sent_again(hub: Hub, bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_place, "PIECE_FILES", 2)
     hub.refuse = lambda method, path: path.endswith("/batch") and len(hub.puts) >= 2
@@ -125,6 +128,7 @@ def test_what_is_committed_is_not_sent_again(hub: Hub, bank: Path, monkeypatch: 
     assert not set(SHARDS[:2]) & set(done["sent"])
 
 
+@pytest.mark.slow
 def test_a_dropped_connection_is_tried_again(hub: Hub, bank: Path) -> None:
     third, dropped = sha256_of(bank)[SHARDS[2]], threading.Event()
 
@@ -140,6 +144,7 @@ def test_a_dropped_connection_is_tried_again(hub: Hub, bank: Path) -> None:
     assert {*SHARDS, "state.json"} <= here(hub)
 
 
+@pytest.mark.slow
 def test_a_killed_push_goes_on_and_sends_no_finished_file_again(hub: Hub, bank: Path) -> None:
     """The process is killed while the third shard is sent and the others are there."""
     third, reached, go_on = sha256_of(bank)[SHARDS[2]], threading.Event(), threading.Event()
@@ -172,6 +177,7 @@ def test_a_killed_push_goes_on_and_sends_no_finished_file_again(hub: Hub, bank: 
     assert tree_bytes(bank).items() - tree_bytes(bank.parent / "out").items() == {("README.md", tree_bytes(bank)["README.md"])}
 
 
+@pytest.mark.slow
 def test_a_file_that_arrives_otherwise_is_an_error_and_is_sent_again(hub: Hub, bank: Path) -> None:
     second = sha256_of(bank)[SHARDS[1]]
     hub.garbled = {second}
@@ -188,6 +194,7 @@ def test_a_file_that_arrives_otherwise_is_an_error_and_is_sent_again(hub: Hub, b
     assert "state.json" in here(hub)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SHARDS[3], "dataset_info.json"])
 def test_damage_on_the_hub_is_found_and_mended_by_a_push(hub: Hub, bank: Path, name: str) -> None:
     push(bank, REPO)
@@ -201,6 +208,7 @@ def test_damage_on_the_hub_is_found_and_mended_by_a_push(hub: Hub, bank: Path, n
     pull(REPO, bank.parent / "out")
 
 
+@pytest.mark.slow
 def test_another_bank_is_replaced_only_when_asked(hub: Hub, bank: Path, tmp_path: Path) -> None:
     push(bank, REPO)
     make_texts(tmp_path / "other", 20, shard_rows=10)
@@ -215,6 +223,7 @@ def test_another_bank_is_replaced_only_when_asked(hub: Hub, bank: Path, tmp_path
     pull(REPO, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_strange_shard_beside_the_bank_is_refused(hub: Hub, bank: Path) -> None:
     push(bank, REPO)
     hub.edit(REPO, {"data-00009.arrow": (b"rows of another", True)})
@@ -231,6 +240,7 @@ def test_a_repository_with_other_files_is_refused(hub: Hub, bank: Path) -> None:
         push(bank, REPO, PushConfig(restart=True))
 
 
+@pytest.mark.slow
 def test_an_edited_card_is_kept_until_a_restart(hub: Hub, bank: Path) -> None:
     push(bank, REPO)
     card = hub.repos[REPO].files["README.md"][0] + b"\nAsk Ada.\n"
@@ -242,6 +252,7 @@ def test_an_edited_card_is_kept_until_a_restart(hub: Hub, bank: Path) -> None:
     assert hub.repos[REPO].files["README.md"][0].startswith(b"---\nlicense: cc-by-4.0\n")
 
 
+@pytest.mark.slow
 def test_a_grown_bank_sends_only_what_is_new(hub: Hub, tmp_path: Path) -> None:
     """Old shards keep their bytes; the hub has them."""
     make_texts(tmp_path / "texts", 20, shard_rows=10)
@@ -254,6 +265,7 @@ def test_a_grown_bank_sends_only_what_is_new(hub: Hub, tmp_path: Path) -> None:
     assert digests[SHARDS[2]] in hub.puts
 
 
+@pytest.mark.slow
 def test_the_token_is_sent_and_written_nowhere(hub: Hub, bank: Path, tmp_path: Path) -> None:
     hub.refuse = lambda method, path: path.endswith("/forbidden/commit/main")
     hub.complaint = f"{hub.token} may not do that"  # a server that talks too much

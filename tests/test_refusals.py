@@ -65,6 +65,7 @@ def drawn(command: Command, salt: str) -> random.Random:
     return random.Random(zlib.crc32(f"{command.name} {salt}".encode()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", IN_THIS_PROCESS, ids=lambda command: command.name)
 def test_a_refused_write_is_an_error_and_the_same_command_resumes(command: Command, world: World, machine: Machine) -> None:
     empty(world.run)
@@ -90,6 +91,7 @@ def test_a_refused_write_is_an_error_and_the_same_command_resumes(command: Comma
     assert world.stamps() == world.before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", IN_THIS_PROCESS[::2], ids=lambda command: command.name)
 def test_a_refused_read_of_an_input_is_an_error_and_the_same_command_resumes(
     command: Command, world: World, machine: Machine
@@ -108,6 +110,7 @@ def test_a_refused_read_of_an_input_is_an_error_and_the_same_command_resumes(
     assert result(world) == whole, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", IN_THIS_PROCESS[1::6], ids=lambda command: command.name)
 def test_too_many_open_files_are_an_error(command: Command, world: World, machine: Machine) -> None:
     empty(world.run)
@@ -124,6 +127,7 @@ def test_too_many_open_files_are_an_error(command: Command, world: World, machin
     assert result(world) == whole, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["EIO", "EMFILE", "ESTALE"])
 @pytest.mark.parametrize("name", ["data-00001.arrow", "state.json", "manifest.json", "keys.npy"])
 def test_what_cannot_be_read_is_not_called_damaged(world: World, machine: Machine, error: str, name: str) -> None:
@@ -142,6 +146,7 @@ def many_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_texts_bank(tmp_path_factory.mktemp("many") / "texts", tiny.texts(5000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "calls"),
     [("ENOSPC", ("write",)), ("EROFS", ("create", "mkdir")), ("EIO", ("rename", "sync")), ("ESTALE", ("write",))],
@@ -178,6 +183,7 @@ def test_a_library_that_trips_over_its_closed_file_hides_no_refusal(
     assert machine.run(*argv).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_workers_with_a_model_that_are_refused_end_the_stage_with_an_error(world: World, machine: Machine, error: str) -> None:
     (command,) = (command for command in COMMANDS if command.name == "encode, processes")
@@ -212,6 +218,7 @@ def mount(folder: Path, options: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -314,6 +321,7 @@ def test_the_file_that_the_system_names_is_named(tmp_path: Path) -> None:
     assert str(said).startswith(f"{tmp_path}/out/data-00000.arrow: ")
 
 
+@pytest.mark.slow
 def test_what_is_no_refusal_of_the_system_is_left_alone(tmp_path: Path) -> None:
     import ssl
     from concurrent.futures import ThreadPoolExecutor

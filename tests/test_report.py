@@ -157,6 +157,7 @@ DRAWN_OUTSIDE = """[...document.querySelectorAll('figure svg[role=img]')].flatMa
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_every_kind_of_bank_has_a_page_that_is_whole_in_itself(kind: str, page_of: Callable[[str], Path], browser: Any) -> None:
     with opened(browser, page_of(kind)) as shown:
@@ -217,6 +218,7 @@ def lonely_points(page: Any) -> list[int]:
     return [int(index) for index in np.flatnonzero(away.min(axis=1) > 8)]
 
 
+@pytest.mark.slow
 def test_a_click_shows_a_text_and_its_nearest_of_the_whole_bank(
     built: Path, page_of: Callable[[str], Path], browser: Any
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_click_shows_a_text_and_its_nearest_of_the_whole_bank(
         assert (desk.requests, desk.errors) == ([], [])
 
 
+@pytest.mark.slow
 def test_the_map_can_be_walked_with_keys_alone(built: Path, page_of: Callable[[str], Path], browser: Any) -> None:
     bank = open_bank(built / "features")
     assert isinstance(bank, FeatureBank)
@@ -282,6 +285,7 @@ def test_points_are_coloured_by_kind_or_by_source_and_found_by_their_text(
         assert page.locator("#map-found").text_content() == f"{len(wanted)} found"
 
 
+@pytest.mark.slow
 def test_hostile_texts_stay_texts(built: Path, kinds: dict[str, list[Path]], tmp_path: Path, browser: Any) -> None:
     bank = open_bank(built / "features")
     hostile = {
@@ -342,6 +346,7 @@ def test_even_a_text_that_got_through_could_not_run_or_reach_out(
         assert any("Content Security Policy" in error for error in desk.errors)
 
 
+@pytest.mark.slow
 def test_light_and_dark_follow_the_system_until_the_button_is_pressed(page_of: Callable[[str], Path], browser: Any) -> None:
     with opened(browser, page_of("targets")) as desk:
         button = desk.page.locator("#theme")
@@ -442,6 +447,7 @@ def test_texts_of_another_bank_that_happen_to_lie_beside_are_not_used(built: Pat
     assert "by source" in (tmp_path / "page.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [1, 2, 3])
 def test_the_smallest_banks_have_pages_too(texts: int, tmp_path: Path, bpe_tokenizer: Path, browser: Any) -> None:
     encode_texts(tiny.texts(texts), tmp_path, bpe_tokenizer)
@@ -454,6 +460,7 @@ def test_the_smallest_banks_have_pages_too(texts: int, tmp_path: Path, bpe_token
         assert not phone.scrolls_sideways()
 
 
+@pytest.mark.slow
 def test_a_page_stays_small_however_many_and_long_the_texts_are(tmp_path: Path, bpe_tokenizer: Path) -> None:
     long = "a word that is said again and again, " * 20
     encode_texts([f"{row} {long}" for row in range(9000)], tmp_path, bpe_tokenizer)
@@ -504,6 +511,7 @@ def test_arms_of_other_lengths_share_one_axis(tmp_path: Path) -> None:
     assert "<h1><bdi>short, long</bdi></h1>" in page
 
 
+@pytest.mark.slow
 def test_what_an_audit_found_is_shown_beside(built: Path, tmp_path: Path, browser: Any) -> None:
     sources = [word for split in ("train", "eval") for word in ("--source", f"{split}={built.parent / split}.jsonl")]
     audit, page = tmp_path / "audit.json", tmp_path / "page.html"

@@ -124,6 +124,7 @@ def test_awkward_but_fine(tmp_path: Path, data: bytes, texts: list[str]) -> None
     assert scan_bytes(tmp_path, data)[0] == texts
 
 
+@pytest.mark.slow
 def test_a_line_of_a_hundred_megabytes(tmp_path: Path) -> None:
     data = b'{"query":"' + b"x" * 100_000_000 + b'"}\n{"query":"after"}\n'
     texts, _ = scan_bytes(tmp_path, data)
@@ -293,6 +294,7 @@ def whole(source: Path) -> dict[str, str]:
     return tree_bytes(source.parent / "whole")
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_is_made_good_by_the_same_command(source: Path, whole: dict[str, str]) -> None:
     config = ScanConfig(sources=(("train", str(source)),))
     for moment in range(1, 500):

@@ -197,6 +197,7 @@ def test_a_filter_that_is_none_is_refused(bank: Path, where: str, capsys: pytest
     assert "expected kind=KIND" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_lines_on_standard_input_are_answered_until_it_ends(bank: Path) -> None:
     command = [sys.executable, "-m", "arrowbank", "search", str(bank), "-k", "2", "--json"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -212,6 +213,7 @@ def test_lines_on_standard_input_are_answered_until_it_ends(bank: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaving", ["Ctrl-D", "Ctrl-C"])
 def test_at_a_terminal_there_is_a_prompt(bank: Path, leaving: str) -> None:
     master, slave = pty.openpty()

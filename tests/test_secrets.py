@@ -310,6 +310,7 @@ def test_no_command_prints_the_secrets_that_it_is_given(
             assert_hidden(interrupted(argv), password)
 
 
+@pytest.mark.slow
 def test_a_whole_process_prints_no_secret_to_its_end(tmp_path: Path) -> None:
     password = "tw0 w0rds/4nd@sl4shes"
     log = "import logging; logging.basicConfig(level=logging.DEBUG)\n"
@@ -345,6 +346,7 @@ def test_what_libraries_log_is_hidden_where_python_is_used(caplog: pytest.LogCap
     assert caplog.text.count("***") >= 4
 
 
+@pytest.mark.slow
 def test_a_config_of_python_that_has_an_address_for_a_path_shows_nothing(tmp_path: Path) -> None:
     with pytest.raises(ArrowbankError) as caught:
         scan(ScanConfig(sources=(("t", "s3://AKIAUSERUSER:tr0ub/4dor@bucket/x.jsonl"),)), tmp_path / "out")
@@ -376,6 +378,7 @@ def test_nothing_is_stored_that_holds_a_secret(tmp_path: Path, capsys: pytest.Ca
         assert path.is_dir() or b"tr0ub4dor" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_bank_pushed_and_pulled_holds_no_secret(
     served: Served, bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +443,7 @@ def served(request: pytest.FixtureRequest, bank: Path) -> Iterator[Served]:
     served.close()
 
 
+@pytest.mark.slow
 def test_a_bank_behind_plain_http_is_pulled_with_user_password_and_token(
     served: Served, bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -454,6 +458,7 @@ def test_a_bank_behind_plain_http_is_pulled_with_user_password_and_token(
     assert "a web address can be read only" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["password", "token", "folder", "port"])
 def test_a_web_server_that_refuses_is_a_remote_error(served: Served, tmp_path: Path, wrong: str) -> None:
     parts = {"password": quote(served.password, safe=""), "token": served.token, "folder": "texts", "port": served.host}
@@ -467,6 +472,7 @@ def test_a_web_server_that_refuses_is_a_remote_error(served: Served, tmp_path: P
     assert_hidden(said, unquote(parts["password"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("password", ["tr0ub4dor", "w1th/sl4sh+and=m0re", "tw0 w0rds"])
 @pytest.mark.parametrize("encoded", [False, True])
 def test_user_and_password_of_an_s3_address_are_its_credentials(

@@ -52,6 +52,7 @@ lengths = st.tuples(st.sampled_from(sorted(COMPARE)), st.integers(0, 10))
 ranges = st.tuples(st.integers(0, 22), st.integers(1, 30)).filter(lambda pair: pair[0] < pair[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.none() | kinds, st.lists(lengths, max_size=2), st.none() | ranges, st.none() | st.integers(1, 9))
 def test_selecting_is_what_plain_python_makes_of_the_rows(
@@ -208,6 +209,7 @@ def test_target_banks_are_selected_from(tmp_path: Path, options: dict[str, Any])
     assert one["rows"] == 1
 
 
+@pytest.mark.slow
 def test_deaths_while_selecting_are_made_good_by_the_same_command(bank: Path, tmp_path: Path) -> None:
     config = SelectConfig(where=("length<=5",))
     select(config, bank, tmp_path / "whole")

@@ -136,6 +136,7 @@ STAND_INS: dict[str, Callable[[Path], dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", STAND_INS)
 def test_a_page_can_be_followed(
     page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -193,6 +194,7 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
     assert "0x" not in page  # nothing's address in memory: the page is the same each time
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="the extra `docs` is not installed")
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

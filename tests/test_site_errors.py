@@ -81,6 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3: Path) -> Iterato
         lock.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_of_the_page_is_what_the_program_says(name: str, place: Path) -> None:
     page = (docpages.DOCS / "errors.md").read_text(encoding="utf-8")

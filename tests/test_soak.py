@@ -81,6 +81,7 @@ def test_figures_add_up_over_runs(tmp_path: Path) -> None:
     assert "| kills: a worker | 20 | 2 |" in total.table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["report bank --points 0 --out {}", "audit bank bank --out {}", "targets vocab targets --draft-vocab 9 --out {}"]
 )

@@ -202,6 +202,7 @@ WAYS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param(way, marks=RAY if way == "ray" else ()) for way in WAYS])
 def test_every_way_writes_the_same_bytes(case: Case, world: Path, whole: Path, way: str) -> None:
     out = beside(whole, way)
@@ -272,6 +273,7 @@ def test_an_estimate_is_what_is_written(case: Case, world: Path, whole: Path) ->
     assert 0 < one.total_bytes < found.total_bytes
 
 
+@pytest.mark.slow
 def test_a_restart_makes_everything_anew(case: Case, world: Path, whole: Path) -> None:
     out = beside(whole, "again")
     case.run(world, out, RunOptions())
@@ -284,6 +286,7 @@ def test_a_restart_makes_everything_anew(case: Case, world: Path, whole: Path) -
     assert written(out) == written(whole)
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_made_again_where_it_is_named(case: Case, world: Path, whole: Path) -> None:
     out = beside(whole, "damaged")
     case.run(world, out, RunOptions())
@@ -300,6 +303,7 @@ def _part(name: str, world: Path, out: Path, number: int) -> None:
     STAGES[name].run(world, out, RunOptions(worker=(number, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STAGES)
 def test_the_jobs_of_an_array_may_run_at_once(name: str, world: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")

@@ -285,6 +285,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_a_bank_on_s3_is_pushed_pulled_opened_and_loaded(bucket: str, bank: Path, tmp_path: Path) -> None:
     import datasets
 
@@ -311,6 +312,7 @@ def spoil_object(key: str) -> None:
     client.close()
 
 
+@pytest.mark.slow
 def test_a_push_to_s3_that_was_killed_goes_on(bucket: str, bank: Path) -> None:
     code = (
         "import os, s3fs\nfrom arrowbank import push\nfrom arrowbank.bank.remote import stores\nstores.AT_ONCE = 1\nput, sent = "

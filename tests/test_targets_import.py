@@ -499,6 +499,7 @@ def test_another_dump_or_option_is_another_plan(tmp_path: Path) -> None:
     assert tree_bytes(tmp_path / "bank") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [import_targets, import_to_deepspec])
 def test_an_import_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path: Path, run: Any) -> None:
     make_dump(tmp_path / "dump", lines=lambda row, name: {"file": name} if row != 1 else "bad")
@@ -529,6 +530,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
 DAMAGE = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from(["flip", "cut", "insert"])), max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(DAMAGE, st.integers(0, 2), st.sampled_from(["error", "quarantine"]), st.sampled_from(["error", "keep", "drop"]))
 def test_a_damaged_dump_never_ends_in_a_traceback_or_a_cache_that_is_rejected(

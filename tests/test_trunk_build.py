@@ -76,6 +76,7 @@ def both_banks(folder: Path) -> dict[str, dict[str, str]]:
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.skipif(not cpu_has_bfloat16(), reason="products are widened here"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 @pytest.mark.parametrize("hidden", ["post", "pre"])
 @pytest.mark.parametrize("family", TRUNKS)
@@ -303,11 +304,13 @@ def test_nf4(config: TrunkConfig, model: Path, whole: Path, tmp_path: Path) -> N
 # the same bytes, however it is made
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same_bytes(config: TrunkConfig, whole: Path, tmp_path: Path) -> None:
     build_trunk(config, tmp_path / "bank", options=RunOptions(workers=2))
     assert both_banks(tmp_path / "bank") == both_banks(whole)
 
 
+@pytest.mark.slow
 def test_every_moment_of_death_is_made_good_by_the_same_command(config: TrunkConfig, whole: Path, tmp_path: Path) -> None:
     for moment in range(1, 1000, 5):  # before one step, after another
         out = tmp_path / f"killed-{moment}" / "bank"
@@ -324,6 +327,7 @@ def test_every_moment_of_death_is_made_good_by_the_same_command(config: TrunkCon
     assert moment > 60
 
 
+@pytest.mark.slow
 def test_the_same_key_is_read_back_and_finished_shards_are_kept(
     config: TrunkConfig, whole: Path, data: tuple[TrunkData, TrunkData], model: Path, tmp_path: Path
 ) -> None:
@@ -457,6 +461,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], expected: str) -> No
         TrunkData("a", "x", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_what_is_not_finite_is_never_kept(model: Path, data: tuple[TrunkData, TrunkData], tmp_path: Path, workers: int) -> None:
     config = make(broken(model, tmp_path / "model"), *data, max_shard_bytes=20_000)

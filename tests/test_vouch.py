@@ -77,11 +77,13 @@ def failed(folder: Path) -> dict[str, str]:
     return {check.name: check.detail for check in verify(folder) if not check.ok}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_bank.MAKERS)
 def test_every_bank_is_what_it_says(banks: every_bank.Banks, name: str) -> None:
     assert failed(banks[name]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_bank.MAKERS)
 def test_every_mutation_is_found(banks: every_bank.Banks, name: str) -> None:
     folder, rng = banks[name], random.Random(name)
@@ -96,6 +98,7 @@ def test_every_mutation_is_found(banks: every_bank.Banks, name: str) -> None:
     assert failed(folder) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_bank.MAKERS)
 def test_a_consistent_lie_is_found_where_recipe_or_rows_decide(banks: every_bank.Banks, name: str) -> None:
     """Every value of the manifest in turn is changed, and all digests with it."""
@@ -273,6 +276,7 @@ def test_a_commit_that_does_not_vouch_for_the_manifest_is_refused(
         open_bank(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_bank.MAKERS)
 def test_no_field_of_a_manifest_is_free(banks: every_bank.Banks, tmp_path: Path, name: str) -> None:
     """Each field in turn is lacking, and each has another value: the bank does not open."""
@@ -295,6 +299,7 @@ def test_no_field_of_a_manifest_is_free(banks: every_bank.Banks, tmp_path: Path,
     assert len(open_bank(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["texts", "in2-c"])
 @pytest.mark.parametrize("file", ["manifest.json", "state.json"])
 def test_every_byte_is_vouched_for(banks: every_bank.Banks, name: str, file: str) -> None:
