@@ -25,6 +25,7 @@ from arrowbank import CaptureConfig, ModelConfig, ScanConfig, TrunkData, build_i
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, InputError
+from arrowbank.inputs.bad_lines import BadLine, parse_line
 from arrowbank.inputs.records import Records
 from arrowbank.inputs.sources import find_source, named_source
 from tests import arms, hub_server, s3_server, tiny, trunk_banks
@@ -478,3 +479,12 @@ def test_records_on_the_hub_are_read(tmp_path: Path, wanted: dict[str, dict[str,
             )
             assert done.returncode == 0, done.stderr
             assert shards(tmp_path / f"out-{number}") == wanted["scan"]
+
+
+@pytest.mark.parametrize("numbers", [True, False])
+@pytest.mark.parametrize(
+    "line", [b"1", b"1.5", b"1e400", b"-0", b"NaN", b"9" * 5000, b"[]", b'"x"', b"true", b"null"], ids=range(10)
+)
+def test_a_line_that_is_no_object_says_what_it_is(line: bytes, numbers: bool) -> None:
+    with pytest.raises(BadLine, match="where an object"):
+        parse_line(line, 3, numbers=numbers)

@@ -103,5 +103,5 @@ def deepest_column(text: str) -> int:
 
 
 def _name(value: object) -> str:
-    names: dict[type, str] = {list: "an array", str: "a string", bool: "true or false", int: "a number", type(None): "null"}
-    return names[type(value)]
+    names: dict[type, str] = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
