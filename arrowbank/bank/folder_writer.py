@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
-from arrowbank.bank.manifest import differing_fields
+from arrowbank.bank.manifest import differing_fields, short_json
 from arrowbank.errors import PlanMismatch
 
 Writer = TypeVar("Writer", bound="FolderWriter")
@@ -65,14 +64,10 @@ def plan_mismatch(
 ) -> PlanMismatch:
     """The error of a folder with work of the recipe `found` where `wanted` is asked for: it names every field that differs."""
     fields = differing_fields(found, wanted)
-    lines = "".join(f"\n  {name}: found {_short(old)}, wanted {_short(new)}" for name, (old, new) in fields.items())
+    said = {name: [short_json(value, ascii=False) for value in values] for name, values in fields.items()}
+    lines = "".join(f"\n  {name}: found {old}, wanted {new}" for name, (old, new) in said.items())
     return PlanMismatch(
         f"{folder}: holds {what}; these fields differ:{lines}\n"
         f"{note}Give --restart to throw that work away, or another folder to keep it.",
         fields,
     )
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"

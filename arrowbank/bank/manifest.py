@@ -94,9 +94,9 @@ def plan_digest(kind: str, recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json({"format": FORMAT, "kind": kind, "recipe": recipe})).hexdigest()
 
 
-def short_json(value: object, most: int = 60) -> str:
-    """A JSON value for a message: in ASCII, and cut where it is long."""
-    text = json.dumps(value, default=str)
+def short_json(value: object, most: int = 60, *, ascii: bool = True) -> str:
+    """A JSON value for a message, cut where it is long. `ascii`: other characters as escapes."""
+    text = json.dumps(value, ensure_ascii=ascii, default=str)
     return text if len(text) <= most else text[: most - 3] + "…"
 
 
