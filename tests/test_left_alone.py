@@ -16,6 +16,7 @@ from arrowbank import (
     TokenizeConfig,
     build_in2,
     export,
+    import_targets,
     import_to_deepspec,
     open_bank,
     pull,
@@ -26,6 +27,7 @@ from arrowbank.bank import BankWriter
 from arrowbank.bank.verify import verify
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
 from tests import arms, exports, joined_banks
+from tests.dumps import make_dump
 from tests.kill import kill_at, tree_bytes
 from tests.target_banks import import_config, make_target_bank
 from tests.test_bank import RECIPE, rows
@@ -90,6 +92,21 @@ def test_the_same_command_commits_a_bank_that_lacks_only_its_commit(copied: Path
     assert tree_bytes(copied) == tree_bytes(copied.parent / "bank")
     assert states(copied) == before
     assert all(check.ok for check in verify(copied))
+
+
+@pytest.mark.parametrize("counts", [{"dropped": []}, {"dropped": {"nonfinite": "1"}}, [], None])
+def test_a_manifest_of_other_types_is_not_committed_again(tmp_path: Path, counts: object) -> None:
+    dump, config = tmp_path / "dump", import_config()
+    make_dump(dump)
+    import_targets(config, dump, tmp_path / "bank")
+    (tmp_path / "bank" / "state.json").unlink()
+    path = tmp_path / "bank" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"counts": counts}))
+    before = tree_bytes(tmp_path / "bank")
+    with pytest.raises(CorruptBank, match=r"manifest\.json.*counts"):
+        import_targets(config, dump, tmp_path / "bank")
+    after = tree_bytes(tmp_path / "bank")
+    assert {name: after[name] for name in after if name != "journal/lock"} == before
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ class BankWriter(FolderWriter):
         Files that are not as the manifest lists them are made again; those that are get their receipts back.
         """
         check_manifest(self.folder / MANIFEST, found)
+        manifest = typed(found, self.folder / MANIFEST)
         refuse_changed(self.folder, found, readable_json(self.folder / STATE))
         with self._commit_lock():
             listed = self._listed(found)
@@ -270,7 +271,7 @@ class BankWriter(FolderWriter):
             if not damaged:
                 self.receipts, self.committed = {receipt.name: receipt for receipt in listed}, True
                 if not (self.folder / CARD).exists():
-                    publish_bytes(self.folder / CARD, card(typed(found, self.folder / MANIFEST)).encode())
+                    publish_bytes(self.folder / CARD, card(manifest).encode())
                 publish_json(self.folder / STATE, state_of(found))
                 return
             self.log("redo", damaged=damaged)

@@ -62,7 +62,7 @@ class TapsKind(Kind):
     manifest = TapsManifest
     words = "taps"
     unit = "windows"
-    made_by = "`arrowbank trunk build --taps`"
+    made_by = "`arrowbank trunk build --layers`"
     shown = ("model_path", "hidden_size", "window")
     picture = "arrowbank.share.pictures:window_lengths"
     story = "arrowbank.report.hidden:tell_taps"
