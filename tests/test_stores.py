@@ -330,7 +330,12 @@ def test_a_push_to_s3_that_was_killed_goes_on(bucket: str, bank: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["x://a/b", "://a", "1://a", "github://a", "simplecache://a", "zip://a", "dir://a", "https://[::1/a"]
+    "address",
+    [
+        *("x://a/b", "://a", "1://a", "github://a", "simplecache://a", "zip://a", "dir://a", "https://[::1/a"),
+        # fsspec's own chains of stores end in folders of this machine
+        *("simplecache://[::1", "filecache://a::b", "s3://::file://b", "dir://a::b/c", "simplecache::file://b", "zip://a::b"),
+    ],
 )
 def test_an_address_of_no_store_is_refused_and_makes_no_folder_here(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -342,6 +347,16 @@ def test_an_address_of_no_store_is_refused_and_makes_no_folder_here(
         said = capsys.readouterr()
         assert address.partition("://")[0] in said.out + said.err
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+
+
+def test_two_colons_in_a_name_are_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_texts(tmp_path / "texts")
+    monkeypatch.chdir(tmp_path)
+    address = "memory://a::b/c::d"
+    assert main(["push", "texts", address]) == 0
+    assert main(["pull", address, "pulled"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pulled", "texts"]
+    assert (tmp_path / "pulled/manifest.json").read_bytes() == (tmp_path / "texts/manifest.json").read_bytes()
 
 
 @pytest.mark.parametrize("address", ["ftp:///x", "ftp://#f", "ftp://::/[::1/x", "sftp:///x", "sftp://:22/x", "https:///x"])

@@ -73,13 +73,18 @@ class ObjectStore:
 
 
 def _filesystem(address: Address) -> tuple[Any, str]:
-    """fsspec's filesystem and the folder's path in it."""
-    from fsspec.core import url_to_fs
+    """fsspec's filesystem and the folder's path in it.
+
+    Not by `url_to_fs`: it takes an address apart at each `::`, so that a part of a name became a folder of this machine.
+    """
+    from fsspec import get_filesystem_class
 
     try:
         options = _options(address)
         with object_errors(address.shown, but=UNUSABLE):  # some connect right here
-            fs, root = url_to_fs(address.url, **options)
+            store = get_filesystem_class(address.url.partition("://")[0])
+            fs = store(**{**store._get_kwargs_from_urls(address.url), **options})
+            root = str(fs._strip_protocol(address.url))
     except ImportError as error:
         what = EXTRAS.get(address.scheme)
         install = f"pip install '{what}'" if what else "Install the package that it names"
