@@ -14,6 +14,7 @@ import functools
 import hashlib
 import multiprocessing
 import os
+import pathlib
 import signal
 import traceback
 from collections.abc import Callable
@@ -158,6 +159,11 @@ def count_moments(moment: int) -> list[int]:
 
         return stepped
 
+    # until Python 3.11, a Path calls what `os` had when pathlib was imported
+    accessor = getattr(pathlib, "_normal_accessor", None)
     for name in PUBLISH_STEPS:
-        setattr(os, name, wrap(getattr(os, name)))
+        step = wrap(getattr(os, name))
+        setattr(os, name, step)
+        if hasattr(accessor, name):
+            setattr(accessor, name, step)
     return counter

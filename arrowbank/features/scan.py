@@ -1,7 +1,7 @@
 """Episodes → the bank of their unique texts, in first-seen order.
 
-Files are cut into blocks of whole lines; workers (corpus/extract.py) turn a block into texts and keys; this process asks, block by block
-in order, which keys are new (corpus/keys.py) and gathers the new texts into shards (corpus/shards.py). Only the keys stay in memory. An
+Files are cut into blocks of whole lines; workers (scan_worker.py) turn a block into texts and keys; this process asks, block by block
+in order, which keys are new (key_table.py) and gathers the new texts into shards. Only the keys stay in memory. An
 unfinished scan starts from the first line again: it is quick, and it writes the same bytes over what is there."""
 
 from __future__ import annotations
