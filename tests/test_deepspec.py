@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_bank
+from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepspec, open_bank
 from arrowbank.bank.kinds.targets import TargetFacts
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache, plan
@@ -162,7 +162,7 @@ def test_a_folder_is_never_written_over(cache: Path, tmp_path: Path) -> None:
         import_to_deepspec(CONFIG, tmp_path / "dump", foreign)
     assert tree_bytes(cache) == before
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
-    import_to_deepspec(other, tmp_path / "dump", cache, restart=True)
+    import_to_deepspec(other, tmp_path / "dump", cache, options=RunOptions(restart=True))
     names = sorted(path.name for path in cache.iterdir())
     assert names == ["arrowbank-export.json", "manifest.json", "samples.idx", "shard-00000.bin"]
 

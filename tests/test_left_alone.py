@@ -301,7 +301,9 @@ def export_again(made: dict[str, Path], name: str, out: Path, *, restart: bool =
     """Run what made the export `name`, into `out`; `other`: with other settings."""
     folder = made[name].parents[1]
     if name == "deepspec-import":
-        import_to_deepspec(import_config(limit=1 if other else None), folder / "post-dump", out, restart=restart)
+        import_to_deepspec(
+            import_config(limit=1 if other else None), folder / "post-dump", out, options=RunOptions(restart=restart)
+        )
         return
     source = "pre" if name == "speculators" else "post" if name in exports.TARGETS else "features"
     bank = folder / source if name not in exports.TOKENS else folder / "c"

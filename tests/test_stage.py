@@ -18,6 +18,7 @@ from arrowbank import (
     CaptureConfig,
     EncodeConfig,
     Estimate,
+    ImportConfig,
     ModelConfig,
     RunOptions,
     TokenizeConfig,
@@ -27,6 +28,7 @@ from arrowbank import (
     capture,
     encode,
     estimate_encode,
+    import_targets,
     open_bank,
     tokenize,
 )
@@ -37,7 +39,8 @@ from arrowbank.features.tokenize import estimate_tokenize
 from arrowbank.in2.arm import estimate_in2
 from arrowbank.mtp.trunk_build import estimate_trunk
 from arrowbank.targets.capture import estimate_capture
-from tests import arms, banks, tiny, trunk_banks
+from arrowbank.targets.importer import estimate_import
+from tests import arms, banks, dumps, tiny, trunk_banks
 from tests.kill import tree_bytes
 
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
@@ -71,6 +74,25 @@ def _capturing(world: Path) -> CaptureConfig:
     )
 
 
+IMPORT = ImportConfig(  # of a dump with two bad samples and two that are not finite
+    target_model="org/target",
+    target_layer_ids=(0, 1, 2),
+    on_bad_sample="quarantine",
+    on_nonfinite="drop",
+    codec="fp8",
+    spans="supervised",
+    max_shard_bytes=1000,
+)
+
+
+def _spoiled(row: int, tensors: dumps.Tensors) -> dumps.Tensors:
+    if row % 12 == 5:
+        tensors["target_hidden_states"][2, 1, 3] = float("nan")
+    elif row % 12 == 8:
+        del tensors["target_last_hidden_states"]
+    return tensors
+
+
 def _trunk(world: Path) -> Any:
     data = TrunkData("a", world / "rows.jsonl")
     return trunk_banks.make(world / "model", data, layers=(0, 1), hold_all=True, max_shard_bytes=20_000)
@@ -91,6 +113,11 @@ STAGES = {
         lambda world, out, options: capture(_capturing(world), out, options=options),
         lambda world, out, options: estimate_capture(_capturing(world), out, options=options),
         lambda world: ["targets", "capture", "--model", f"{world}/model", "--source", f"{world}/rows.jsonl", "--layers", "0,1"],
+    ),
+    "import": Case(
+        lambda world, out, options: import_targets(IMPORT, world / "dump", out, options=options),
+        lambda world, out, options: estimate_import(IMPORT, world / "dump", out, options=options),
+        lambda world: ["targets", "import", f"{world}/sound", "--target-model", "org/target", "--layers", "0,1,2"],
     ),
     "trunk": Case(
         lambda world, out, options: build_trunk(_trunk(world), out, options=options),
@@ -147,6 +174,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     banks.make_tokens(world / "tokens", world / "of-tokens")
     trunk_banks.write_ids(world / "rows.jsonl", 30)
     arms.save_filler(world / "filler.bin")
+    dumps.make_dump(world / "dump", range(3, 27), change=_spoiled)
+    dumps.make_dump(world / "sound")
     return world
 
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arrowbank import ImportConfig, import_targets, import_to_deepspec, open_bank, verify
+from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepspec, open_bank, verify
 from arrowbank.bank.kinds.targets import TargetBank, needed_positions
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache
@@ -479,11 +479,15 @@ def test_the_size_is_known_before_and_a_budget_is_kept(tmp_path: Path) -> None:
     assert found.counts["bytes_per_token"] == 2 * WIDTH * (LAYERS + 1) + 6
     assert (found.rows, found.tokens, found.total_bytes) == (4, 19, 19 * found.counts["bytes_per_token"])
     assert found.fits
-    assert not estimate_import(config(budget_bytes=found.total_bytes - 1), tmp_path / "dump", tmp_path).fits
+    small = RunOptions(budget_bytes=found.total_bytes - 1)
+    assert not estimate_import(config(), tmp_path / "dump", tmp_path / "out", options=small).fits
     for run in (import_targets, import_to_deepspec):
         with pytest.raises(DiskFull, match=r"takes 1\.3 kB, the budget is 1\.3 kB\. Give fewer --layers, --codec fp8"):
-            run(config(budget_bytes=found.total_bytes - 1), tmp_path / "dump", tmp_path / "out")
-    import_all(tmp_path / "dump", tmp_path / "bank", budget_bytes=found.total_bytes)
+            run(config(), tmp_path / "dump", tmp_path / "out", options=small)
+    import_targets(config(), tmp_path / "dump", tmp_path / "bank", options=RunOptions(budget_bytes=found.total_bytes))
+    with pytest.raises(InputError, match="--worker: has no effect with --to deepspec"):
+        import_to_deepspec(config(), tmp_path / "dump", tmp_path / "cache", options=RunOptions(worker=(0, 2)))
+    assert not (tmp_path / "cache").exists()
 
 
 def test_another_dump_or_option_is_another_plan(tmp_path: Path) -> None:
@@ -578,7 +582,7 @@ def test_importing_needs_no_torch(tmp_path: Path) -> None:
 
     make_dump(tmp_path / "dump")
     code = (
-        "import sys; from arrowbank import ImportConfig, import_targets, import_to_deepspec;"
+        "import sys; from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepspec;"
         "c = ImportConfig(target_model='m', target_layer_ids=(1, 2, 3));"
         f"import_targets(c, {str(tmp_path / 'dump')!r}, {str(tmp_path / 'a')!r});"
         f"import_to_deepspec(c, {str(tmp_path / 'dump')!r}, {str(tmp_path / 'b')!r});"

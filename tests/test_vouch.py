@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pytest
 
-from arrowbank import ExportConfig, SelectConfig, export, import_targets, merge, open_bank, select, verify
+from arrowbank import ExportConfig, RunOptions, SelectConfig, export, import_targets, merge, open_bank, select, verify
 from arrowbank.bank.names import UnsafeName
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError
@@ -183,7 +183,7 @@ def test_the_command_that_made_a_bank_does_not_take_an_edited_one_for_its_own(ba
     path.write_text(path.read_text().replace('"last_hidden_norm": "post",\n  "layer', '"last_hidden_norm": "pre",\n  "layer'))
     with pytest.raises(CorruptBank, match='last_hidden_norm is "pre", expected "post"'):
         import_targets(config, dump, tmp_path / "out")
-    import_targets(config, dump, tmp_path / "out", restart=True)
+    import_targets(config, dump, tmp_path / "out", options=RunOptions(restart=True))
     assert failed(tmp_path / "out") == {}
 
 

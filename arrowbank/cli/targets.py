@@ -20,10 +20,10 @@ def import_(
     source: Annotated[str, typer.Argument(metavar="DUMP", help="An engine's dump, or a DeepSpec or speculators folder.")],
     out: Out,
     config: ImportConfig,
+    options: RunOptions,
     common: Common,
     to: Annotated[Literal["deepspec"], Help("Write this cache to --out, and no bank.")] | None = None,
     dry_run: DryRun = False,
-    restart: Restart = False,
 ) -> None:
     """Turn hidden states that are stored somewhere already into a target bank, or straight into a DeepSpec cache.
 
@@ -33,13 +33,13 @@ def import_(
 
     progress = progress_for(common.json)
     if dry_run:
-        show_estimate(estimate_import(config, source, out, progress=progress), common.json)
+        show_estimate(estimate_import(config, source, out, options=options, progress=progress), common.json)
     elif to:
-        cache = import_to_deepspec(config, source, out, restart=restart, progress=progress)
+        cache = import_to_deepspec(config, source, out, options=options, progress=progress)
         finish(common.json, cache, f"{out}: {cache['num_samples']:,} samples in {cache['num_shards']} shards.")
     else:
-        manifest = import_targets(config, source, out, restart=restart, progress=progress)
-        finish(common.json, manifest, _made(out, manifest["counts"]))
+        manifest = import_targets(config, source, out, options=options, progress=progress)
+        finish(common.json, manifest, _made(out, manifest["counts"]) if manifest["complete"] else unfinished(out, manifest))
 
 
 def capture(out: Out, config: CaptureConfig, options: RunOptions, common: Common, dry_run: DryRun = False) -> None:

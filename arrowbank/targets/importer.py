@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.files import free_bytes, require_space
 from arrowbank.bank.floats import all_finite
 from arrowbank.bank.kinds.targets import (
     KIND,
@@ -29,16 +30,17 @@ from arrowbank.bank.kinds.targets import (
     needed_positions,
 )
 from arrowbank.bank.manifest import INFO, STATE, Manifest
-from arrowbank.bank.places import require_separate
+from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_BYTES, Shard
-from arrowbank.engine.stage import Estimate, require_budget
+from arrowbank.engine.pool import Report, Worker
+from arrowbank.engine.stage import Estimate, RunOptions, Stage, require_budget
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import BUDGET, EXECUTION, Count, Flag, Help, Natural, Settings, checked, refuse_unread
+from arrowbank.settings import Count, Flag, Help, Settings, checked, refuse_unread
 from arrowbank.targets.shards import (
     REMEDY,
     WHAT,
@@ -98,7 +100,6 @@ class ImportConfig(Settings):
     codec: StoredAs = "bf16"
     spans: StoredSpans = "all"
     max_shard_bytes: Annotated[Count, Help("Default: 512 MiB for a bank, 64 GiB for a cache.")] | None = None
-    budget_bytes: Annotated[Natural, BUDGET, Flag("--budget-gb"), EXECUTION] | None = None
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)
@@ -118,6 +119,7 @@ class FoundSamples:
     source: str
     quarantined: list[dump.Quarantined] = field(default_factory=list)
     nonfinite: int = 0
+    kept: npt.NDArray[np.int64] | None = None  # of the source's rows, those without NaN and Inf where the others are dropped
     outside: list[Path] = field(default_factory=list)  # folders that samples of a dump are in, other than its own
 
     def dropped(self) -> dict[str, int]:
@@ -237,19 +239,24 @@ def _in_vocabulary(place: str, vocab_size: int | None, sample: TargetSample) -> 
 
 def _finite_only(found: FoundSamples, progress: Progress) -> FoundSamples:
     """Without the rows that hold NaN or Inf: all hidden states are read for it, once."""
-    rows, kept = found.rows, []
+    rows, finite = found.rows, []
     with progress.phase("check", len(rows.lengths), unit="samples") as phase:
         for row in range(len(rows.lengths)):
             sample = rows.read(row)
             if all_finite(sample.taps) and all_finite(sample.last):
-                kept.append(row)
+                finite.append(row)
             phase.advance(1)
-    if not kept:
+    if not finite:
         raise InputError(f"{rows.place}: no sample is free of NaN and Inf. Give --on-nonfinite keep, or make them again.")
-    found.nonfinite = len(rows.lengths) - len(kept)
+    found.nonfinite = len(rows.lengths) - len(finite)
     if found.nonfinite:
-        found.rows = RowsView(rows, rows.facts, np.array(kept, np.int64))
+        found.kept = np.array(finite, np.int64)
+        found.rows = _kept(rows, found.kept)
     return found
+
+
+def _kept(rows: TargetRows, kept: npt.NDArray[np.int64] | None) -> TargetRows:
+    return rows if kept is None else RowsView(rows, rows.facts, kept)
 
 
 def _check_places(source: str | Path, found: FoundSamples, out: str | Path) -> None:
@@ -264,82 +271,153 @@ def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
     return replace(rows.facts, codec=config.codec, spans=config.spans if rows.facts.spans == "all" else rows.facts.spans)
 
 
+@dataclass
+class ImportJob:
+    """How a process becomes a worker. What pickles is where the rows are and what they must be: another process opens them again."""
+
+    config: ImportConfig
+    source: Path
+    facts: TargetFacts
+    kept: npt.NDArray[np.int64] | None
+    digest: str
+    tallies: Path
+    rows: TargetRows | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "rows": None}
+
+    def __call__(self, number: int) -> Worker:
+        rows = self.rows or _kept(find_rows(replace(self.config, on_nonfinite="keep"), self.source).rows, self.kept)
+        if rows.digest != self.digest:
+            raise InputError(f"{self.source}: holds other samples than before. Leave it alone and run the same command again.")
+        return partial(self._make, rows)
+
+    def _make(self, rows: TargetRows, shard: Shard, report: Report) -> pa.RecordBatch:
+        """The columns of a target bank for the shard's rows, all in memory; its counts are published. Raises BadVector."""
+        columns = ShardColumns(rows, shard, self.facts, keep_nonfinite=self.config.on_nonfinite != "error")
+        columns.fill()
+        publish_tally(self.tallies, shard.index, columns.tally)
+        report(shard.rows)
+        return columns.batch()
+
+
+class ImportStage(Stage):
+    """The rows of a source as the shards of a bank. `found` is what was found there."""
+
+    kind, phase, unit, what, remedy = KIND, "import", "samples", WHAT, REMEDY
+    splits_threads = False
+
+    def __init__(self, config: ImportConfig, source: str | Path, found: FoundSamples) -> None:
+        self.config, self.source, self.found = config, Path(source), found
+        self.facts = bank_facts(config, found.rows)
+
+    @property
+    def inputs(self) -> list[Named]:
+        return [("DUMP", self.source), *(("a folder of samples of DUMP,", folder) for folder in self.found.outside)]
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return target_shards(self.found.rows.lengths, self.facts, self.config.max_shard_bytes or SHARD_BYTES)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        shard_bytes = self.config.max_shard_bytes or SHARD_BYTES
+        return {"method": METHOD, "rows": self.found.rows.digest, "shard_bytes": shard_bytes, **manifest_of(self.facts)}
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return {
+            **manifest_of(self.facts),
+            "text_count": len(self.found.rows.lengths),
+            "source": self.found.source,
+            "model_fingerprint": None,
+            "tokenizer_fingerprint": None,
+            "chat_template_sha256": None,
+        }
+
+    @cached_property
+    def _hidden(self) -> npt.NDArray[np.int64]:
+        """Of each row, the tokens whose hidden states are stored."""
+        rows = self.found.rows
+        if self.facts.spans == "all":
+            return rows.lengths
+        return np.array([len(needed_positions(rows.read(row).loss_mask)) for row in range(len(rows.lengths))], np.int64)
+
+    def tokens(self, shard: Shard) -> int:
+        return int(self.found.rows.lengths[shard.start : shard.stop].sum())
+
+    def shard_bytes(self, shard: Shard) -> int:
+        return self.facts.sample_bytes(self.tokens(shard), int(self._hidden[shard.start : shard.stop].sum()))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"bytes_per_token": self.facts.sample_bytes(1)}
+
+    def is_done(self, bank: BankWriter, shard: Shard) -> bool:
+        return super().is_done(bank, shard) and has_tally(bank, shard)
+
+    def workers(self, bank: BankWriter) -> ImportJob:
+        found = self.found
+        return ImportJob(
+            self.config, self.source.absolute(), self.facts, found.kept, found.rows.digest, bank.work_dir, found.rows
+        )
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        if self.found.quarantined:
+            bank.write_file(QUARANTINE, lambda file: file.write(dump.quarantine_lines(self.found.quarantined)))
+        return commit_targets(bank, self.shards, self.facts, self.found.dropped())
+
+
 @checked
-def estimate_import(config: ImportConfig, source: str | Path, out: str | Path, *, progress: Progress = SILENT) -> Estimate:
+def estimate_import(
+    config: ImportConfig,
+    source: str | Path,
+    out: str | Path,
+    *,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
+) -> Estimate:
     """What `import_targets` with the same arguments will take, by the samples themselves. Raises what it raises before it writes."""
-    rows = find_rows(config, source, progress=progress).rows
-    facts = bank_facts(config, rows)
-    kept = rows.lengths
-    if facts.spans == "supervised":
-        kept = np.array([len(needed_positions(rows.read(row).loss_mask)) for row in range(len(kept))])
-    return Estimate(
-        rows=len(rows.lengths),
-        tokens=int(rows.lengths.sum()),
-        shards=len(target_shards(rows.lengths, facts, config.max_shard_bytes)),
-        shard_bytes=facts.sample_bytes(int(rows.lengths.sum()), int(kept.sum())),
-        free_bytes=free_bytes(Path(out)),
-        budget_bytes=config.budget_bytes,
-        counts={"bytes_per_token": facts.sample_bytes(1)},
-    )
+    return ImportStage(config, source, find_rows(config, source, progress=progress)).estimate(out, options, progress=progress)
 
 
 @explains("out")
 @checked
 def import_targets(
-    config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+    config: ImportConfig,
+    source: str | Path,
+    out: str | Path,
+    *,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
 ) -> Manifest:
-    """Import the hidden states in `source` into the target bank `out`; its manifest. Goes on where an earlier run stopped.
+    """Import the hidden states in `source` into the target bank `out`; its manifest, `complete` or not.
 
-    Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull.
+    Goes on where an earlier run stopped.
+
+    Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull,
+    WorkerDied.
     """
-    found = find_rows(config, source, progress=progress)
-    _check_places(source, found, out)
-    rows, facts = found.rows, bank_facts(config, found.rows)
-    shard_bytes = config.max_shard_bytes or SHARD_BYTES
-    shards = target_shards(rows.lengths, facts, shard_bytes)
-    recipe = {"method": METHOD, "rows": rows.digest, "shard_bytes": shard_bytes, **manifest_of(facts)}
-    fields = {
-        **manifest_of(facts),
-        "text_count": len(rows.lengths),
-        "source": found.source,
-        "model_fingerprint": None,
-        "tokenizer_fingerprint": None,
-        "chat_template_sha256": None,
-    }
-    with BankWriter(out, kind=KIND, recipe=recipe, restart=restart, manifest=fields) as bank:
-        if bank.committed:
-            progress.message(f"{bank.folder}: already complete, nothing to do")
-            return bank.manifest
-        todo = [shard for shard in shards if not (shard.index in bank.done_shards and has_tally(bank, shard))]
-        needed = sum(facts.sample_bytes(int(rows.lengths[shard.start : shard.stop].sum())) for shard in todo)
-        require_budget(bank.folder, needed, config.budget_bytes, WHAT, REMEDY)
-        require_space(bank.folder, needed, WHAT)
-        with progress.phase("import", len(rows.lengths), unit="samples") as phase:
-            for shard in shards:
-                if shard in todo:
-                    _write_shard(bank, ShardColumns(rows, shard, facts, keep_nonfinite=config.on_nonfinite != "error"), shard)
-                phase.advance(shard.rows)
-        if found.quarantined:
-            bank.write_file(QUARANTINE, lambda file: file.write(dump.quarantine_lines(found.quarantined)))
-        return commit_targets(bank, shards, facts, found.dropped())
-
-
-def _write_shard(bank: BankWriter, columns: ShardColumns, shard: Shard) -> None:
-    columns.fill()
-    receipt = bank.shards.write_shard(shard.index, columns.batch())
-    publish_tally(bank.work_dir, shard.index, columns.tally)
-    bank.accept(receipt)
+    return ImportStage(config, source, find_rows(config, source, progress=progress)).run(out, options, progress)
 
 
 @explains("out")
 @checked
 def import_to_deepspec(
-    config: ImportConfig, source: str | Path, out: str | Path, *, restart: bool = False, progress: Progress = SILENT
+    config: ImportConfig,
+    source: str | Path,
+    out: str | Path,
+    *,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Import the hidden states in `source` straight into a DeepSpec cache at `out`; the cache's manifest.
 
-    Raises what `import_targets` raises, and InputError for what a cache cannot hold.
+    Of `options` it takes `budget_bytes` and `restart`: one process writes a cache. Raises what `import_targets` raises, and
+    InputError for what a cache cannot hold.
     """
+    options = options or RunOptions()
+    refuse_unread("--to deepspec", options, ["engine", "ray_address", "workers", "worker", "shards", "rows"])
     if config.codec != "bf16" or config.spans != "all":
         raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
     found = find_rows(config, source, progress=progress)
@@ -354,7 +432,7 @@ def import_to_deepspec(
     nonfinite: Counter[str] = Counter()
     rows = _watched(found.rows, nonfinite, keep=config.on_nonfinite != "error")
     needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
-    require_budget(out, needed, config.budget_bytes, "the cache", REMEDY)
+    require_budget(out, needed, options.budget_bytes, "the cache", REMEDY)
     recipe = {
         "format": deepspec.NAME,
         "rows": rows.digest,
@@ -369,7 +447,7 @@ def import_to_deepspec(
         options={"max_shard_bytes": config.max_shard_bytes, "limit": config.limit, "on_nonfinite": config.on_nonfinite},
     )
     owns = (*format.owns, QUARANTINE)
-    with ExportFolder(out, recipe, about=about, owns=owns, last=format.last, restart=restart) as folder:
+    with ExportFolder(out, recipe, about=about, owns=owns, last=format.last, restart=options.restart) as folder:
         if folder.complete:
             progress.message(f"{folder.folder}: already complete, nothing to do")
             return deepspec.DeepSpecCache(folder.folder).manifest
