@@ -21,7 +21,7 @@ from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepsp
 from arrowbank.bank.kinds.targets import TargetBank, needed_positions
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache
-from arrowbank.targets.importer import estimate_import, find_rows
+from arrowbank.targets.importer import ImportStage, estimate_import, find_rows
 from tests import dumps
 from tests.dumps import LAYERS, WIDTH, Tensors, bits, make_dump
 from tests.kill import kill_at, tree_bytes
@@ -490,6 +490,15 @@ def test_the_size_is_known_before_and_a_budget_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_another_process_refuses_a_dump_that_has_changed(tmp_path: Path) -> None:
+    make_dump(tmp_path / "dump")
+    stage = ImportStage(config(max_shard_bytes=100), tmp_path / "dump", find_rows(config(), tmp_path / "dump"))
+    make_dump(tmp_path / "dump", change=lambda row, tensors: {**tensors, "input_ids": tensors["input_ids"] + 1})
+    with pytest.raises(InputError, match="dump: holds other samples than before"):
+        stage.run(tmp_path / "bank", RunOptions(workers=2))
+    assert not list((tmp_path / "bank").glob("data-*.arrow"))
+
+
 def test_another_dump_or_option_is_another_plan(tmp_path: Path) -> None:
     make_dump(tmp_path / "dump")
     import_all(tmp_path / "dump", tmp_path / "bank")
@@ -582,7 +591,7 @@ def test_importing_needs_no_torch(tmp_path: Path) -> None:
 
     make_dump(tmp_path / "dump")
     code = (
-        "import sys; from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepspec;"
+        "import sys; from arrowbank import ImportConfig, import_targets, import_to_deepspec;"
         "c = ImportConfig(target_model='m', target_layer_ids=(1, 2, 3));"
         f"import_targets(c, {str(tmp_path / 'dump')!r}, {str(tmp_path / 'a')!r});"
         f"import_to_deepspec(c, {str(tmp_path / 'dump')!r}, {str(tmp_path / 'b')!r});"

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.floats import Bits, all_finite, nonfinite
-from arrowbank.bank.kinds.targets import KIND, TargetFacts, TargetSample, manifest_of, needed_positions
+from arrowbank.bank.kinds.targets import TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_BYTES, BatchRules, Shard, batches, gather
-from arrowbank.engine.stage import Estimate, RunOptions, Stage
+from arrowbank.engine.stage import Estimate, RunOptions
 from arrowbank.errors import BadVector, InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine
 from arrowbank.inputs.records import Records
@@ -30,14 +30,11 @@ from arrowbank.settings import Count, Flag, Help, Natural, Old, Part, Place, Set
 from arrowbank.targets.conversations import ChatTokenizer
 from arrowbank.targets.rows import ASSISTANT_TOKENS, PreparedRows, RowMaker, RowRules, loss_mask_rule, prepare, samples_at
 from arrowbank.targets.shards import (
-    REMEDY,
-    WHAT,
     ShardColumns,
     StoredAs,
     StoredSpans,
+    TargetStage,
     check_layers,
-    commit_targets,
-    has_tally,
     publish_tally,
     target_shards,
 )
@@ -195,16 +192,14 @@ class CaptureConfig(Settings):
         check_layers(self.target_layer_ids)
 
 
-class CaptureStage(Stage):
+class CaptureStage(TargetStage):
     """Everything that is fixed before the first forward pass. Raises InputError for a model or data that cannot be used."""
 
-    kind, phase, what, remedy = KIND, "capture", WHAT, REMEDY
+    phase = "capture"
 
     def __init__(self, config: CaptureConfig) -> None:
         self.config = config
-        self.lengths = self.needed = np.empty(
-            0, np.int64
-        )  # tokens of each row, and those whose hidden states supervision needs
+        self.lengths = self.needed = np.empty(0, np.int64)  # until the rows are counted or prepared
 
     @property
     def inputs(self) -> list[Named]:
@@ -316,17 +311,6 @@ class CaptureStage(Stage):
     def shards(self) -> list[Shard]:
         return target_shards(self.lengths, self.facts, self.config.max_shard_bytes)
 
-    def shard_bytes(self, shard: Shard) -> int:
-        hidden = self.needed if self.facts.spans == "supervised" else self.lengths
-        return self.facts.sample_bytes(self.tokens(shard), int(hidden[shard.start : shard.stop].sum()))
-
-    def tokens(self, shard: Shard) -> int:
-        return int(self.lengths[shard.start : shard.stop].sum())
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"bytes_per_token": self.facts.sample_bytes(1)}
-
     def measure(self, progress: Progress) -> None:
         """Count the tokens of every row, by the samples themselves."""
         lengths, needed = list[int](), list[int]()
@@ -346,9 +330,6 @@ class CaptureStage(Stage):
     def so_far(self, bank: BankWriter) -> dict[str, Any]:
         return {"text_count": len(self.rows)}
 
-    def is_done(self, bank: BankWriter, shard: Shard) -> bool:
-        return super().is_done(bank, shard) and has_tally(bank, shard)
-
     def workers(self, bank: BankWriter) -> CaptureJob:
         return CaptureJob(
             model=self.config.model,
@@ -365,7 +346,7 @@ class CaptureStage(Stage):
             {"few_loss_tokens": counts.few_loss_tokens},
             {"truncated": counts.truncated, "bad_lines": counts.bad_lines},
         )
-        return commit_targets(bank, self.shards, self.facts, dropped, **more)
+        return self.commit(bank, dropped, **more)
 
 
 @explains("out")

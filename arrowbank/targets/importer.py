@@ -20,7 +20,6 @@ import pyarrow as pa
 from arrowbank.bank import BankWriter
 from arrowbank.bank.floats import all_finite
 from arrowbank.bank.kinds.targets import (
-    KIND,
     Norm,
     RowsView,
     TargetFacts,
@@ -34,7 +33,7 @@ from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_BYTES, Shard
 from arrowbank.engine.pool import Report, Worker
-from arrowbank.engine.stage import Estimate, RunOptions, Stage, require_budget
+from arrowbank.engine.stage import Estimate, RunOptions, require_budget
 from arrowbank.errors import InputError
 from arrowbank.formats import deepspec, dump, speculators
 from arrowbank.formats.export_folder import ExportFolder
@@ -43,13 +42,11 @@ from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Help, Settings, checked, refuse_unread
 from arrowbank.targets.shards import (
     REMEDY,
-    WHAT,
     ShardColumns,
     StoredAs,
     StoredSpans,
+    TargetStage,
     check_layers,
-    commit_targets,
-    has_tally,
     nonfinite_values,
     publish_tally,
     target_shards,
@@ -259,11 +256,9 @@ def _kept(rows: TargetRows, kept: npt.NDArray[np.int64] | None) -> TargetRows:
     return rows if kept is None else RowsView(rows, rows.facts, kept)
 
 
-def _check_places(source: str | Path, found: FoundSamples, out: str | Path) -> None:
-    """InputError where `out` overlaps the source, or folders outside it that its index names."""
-    require_separate(
-        [("--out", out)], [("DUMP", source), *(("a folder of samples of DUMP,", folder) for folder in found.outside)]
-    )
+def _places(source: str | Path, found: FoundSamples) -> list[Named]:
+    """What is read: the source, and folders outside it that its index names."""
+    return [("DUMP", source), *(("a folder of samples of DUMP,", folder) for folder in found.outside)]
 
 
 def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
@@ -271,9 +266,15 @@ def bank_facts(config: ImportConfig, rows: TargetRows) -> TargetFacts:
     return replace(rows.facts, codec=config.codec, spans=config.spans if rows.facts.spans == "all" else rows.facts.spans)
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class ImportJob:
-    """How a process becomes a worker. What pickles is where the rows are and what they must be: another process opens them again."""
+    """How a process becomes a worker. What pickles is where the rows are and what they must be: another process opens them again.
+
+    kept      the source's rows that are imported, where not all are
+    digest    of the rows
+    tallies   the folder for the counts of shards
+    rows      open here
+    """
 
     config: ImportConfig
     source: Path
@@ -287,10 +288,14 @@ class ImportJob:
         return {**vars(self), "rows": None}
 
     def __call__(self, number: int) -> Worker:
-        rows = self.rows or _kept(find_rows(replace(self.config, on_nonfinite="keep"), self.source).rows, self.kept)
+        return partial(self._make, self._reopened() if self.rows is None else self.rows)
+
+    def _reopened(self) -> TargetRows:
+        # which rows are finite was looked at once, by the process that made the plan
+        rows = _kept(find_rows(replace(self.config, on_nonfinite="keep"), self.source).rows, self.kept)
         if rows.digest != self.digest:
             raise InputError(f"{self.source}: holds other samples than before. Leave it alone and run the same command again.")
-        return partial(self._make, rows)
+        return rows
 
     def _make(self, rows: TargetRows, shard: Shard, report: Report) -> pa.RecordBatch:
         """The columns of a target bank for the shard's rows, all in memory; its counts are published. Raises BadVector."""
@@ -301,23 +306,27 @@ class ImportJob:
         return columns.batch()
 
 
-class ImportStage(Stage):
+class ImportStage(TargetStage):
     """The rows of a source as the shards of a bank. `found` is what was found there."""
 
-    kind, phase, unit, what, remedy = KIND, "import", "samples", WHAT, REMEDY
+    phase, unit = "import", "samples"
     splits_threads = False
 
     def __init__(self, config: ImportConfig, source: str | Path, found: FoundSamples) -> None:
         self.config, self.source, self.found = config, Path(source), found
-        self.facts = bank_facts(config, found.rows)
+        self.lengths = self.needed = found.rows.lengths
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        return bank_facts(self.config, self.found.rows)
 
     @property
     def inputs(self) -> list[Named]:
-        return [("DUMP", self.source), *(("a folder of samples of DUMP,", folder) for folder in self.found.outside)]
+        return _places(self.source, self.found)
 
     @cached_property
     def shards(self) -> list[Shard]:
-        return target_shards(self.found.rows.lengths, self.facts, self.config.max_shard_bytes or SHARD_BYTES)
+        return target_shards(self.lengths, self.facts, self.config.max_shard_bytes)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -328,44 +337,35 @@ class ImportStage(Stage):
     def manifest(self) -> dict[str, Any]:
         return {
             **manifest_of(self.facts),
-            "text_count": len(self.found.rows.lengths),
+            "text_count": len(self.lengths),
             "source": self.found.source,
             "model_fingerprint": None,
             "tokenizer_fingerprint": None,
             "chat_template_sha256": None,
         }
 
-    @cached_property
-    def _hidden(self) -> npt.NDArray[np.int64]:
-        """Of each row, the tokens whose hidden states are stored."""
-        rows = self.found.rows
-        if self.facts.spans == "all":
-            return rows.lengths
-        return np.array([len(needed_positions(rows.read(row).loss_mask)) for row in range(len(rows.lengths))], np.int64)
-
-    def tokens(self, shard: Shard) -> int:
-        return int(self.found.rows.lengths[shard.start : shard.stop].sum())
-
-    def shard_bytes(self, shard: Shard) -> int:
-        return self.facts.sample_bytes(self.tokens(shard), int(self._hidden[shard.start : shard.stop].sum()))
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"bytes_per_token": self.facts.sample_bytes(1)}
-
-    def is_done(self, bank: BankWriter, shard: Shard) -> bool:
-        return super().is_done(bank, shard) and has_tally(bank, shard)
+    def measure(self, progress: Progress) -> None:
+        """Count what supervision needs. Only where sizes are asked for: it reads every sample, and some kinds convert them whole."""
+        if self.facts.spans == "supervised":
+            rows = self.found.rows
+            needed = (len(needed_positions(rows.read(row).loss_mask)) for row in range(len(self.lengths)))
+            self.needed = np.fromiter(needed, np.int64, len(self.lengths))
 
     def workers(self, bank: BankWriter) -> ImportJob:
-        found = self.found
         return ImportJob(
-            self.config, self.source.absolute(), self.facts, found.kept, found.rows.digest, bank.work_dir, found.rows
+            config=self.config,
+            source=self.source.absolute(),
+            facts=self.facts,
+            kept=self.found.kept,
+            digest=self.found.rows.digest,
+            tallies=bank.work_dir,
+            rows=self.found.rows,
         )
 
     def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
         if self.found.quarantined:
             bank.write_file(QUARANTINE, lambda file: file.write(dump.quarantine_lines(self.found.quarantined)))
-        return commit_targets(bank, self.shards, self.facts, self.found.dropped())
+        return self.commit(bank, self.found.dropped())
 
 
 @checked
@@ -393,7 +393,7 @@ def import_targets(
 ) -> Manifest:
     """Import the hidden states in `source` into the target bank `out`; its manifest, `complete` or not.
 
-    Goes on where an earlier run stopped.
+    Resumes where an earlier run stopped.
 
     Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull,
     WorkerDied.
@@ -421,7 +421,7 @@ def import_to_deepspec(
     if config.codec != "bf16" or config.spans != "all":
         raise InputError("--to deepspec holds every hidden state in bfloat16: leave --codec and --spans out.")
     found = find_rows(config, source, progress=progress)
-    _check_places(source, found, out)
+    require_separate([("--out", out)], _places(source, found))
     if found.rows.facts.last_hidden_norm != deepspec.NORM:
         raise InputError(
             "--to deepspec holds last hidden states after the final norm (post), these are "

@@ -1,7 +1,8 @@
-"""The shards of a target bank, written from any rows: columns, codec, spans, and what is counted on the way."""
+"""The shards of a target bank, written from any rows: columns, codec, spans, what is counted on the way, and the stage's plan."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import publish_json
 from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, nonfinite
-from arrowbank.bank.kinds.targets import Codec, Spans, TargetFacts, TargetRows, TargetSample, needed_positions
+from arrowbank.bank.kinds.targets import KIND, Codec, Spans, TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.engine.plan import Shard, cut_shards
+from arrowbank.engine.stage import Stage
 from arrowbank.errors import BadVector, InputError
 from arrowbank.settings import Help
 
@@ -211,28 +213,53 @@ def publish_tally(folder: Path, shard: int, tally: Tally) -> None:
     publish_json(tally_file(folder, shard), vars(tally))
 
 
-def has_tally(bank: BankWriter, shard: Shard) -> bool:
-    """Whether the counts of a shard exist."""
-    found = readable_json(tally_file(bank.work_dir, shard.index))  # a power cut may have taken it: the shard is made again
-    return isinstance(found, dict) and found.keys() == vars(Tally()).keys()
+class TargetStage(Stage):
+    """What the stages that make target banks have in common: sizes from the rows' tokens, and counts that the commit adds up.
 
+    lengths   tokens of each row
+    needed    of these, the tokens whose hidden states supervision needs; where nothing has counted them, `lengths`
+    """
 
-def commit_targets(
-    bank: BankWriter, shards: Sequence[Shard], facts: TargetFacts, dropped: dict[str, int], **more: int
-) -> Manifest:
-    """Commit the bank with the counts of all its shards, and `more` counts; its manifest."""
-    tally = Tally()
-    for shard in shards:
-        tally.add(Tally(**read_json(tally_file(bank.work_dir, shard.index))))
-    counts: dict[str, Any] = {
-        "kept": tally.rows,
-        "dropped": dropped,
-        "tokens": tally.tokens,
-        "loss_tokens": tally.loss_tokens,
-        "hidden_tokens": tally.hidden_tokens,
-        **more,
-    }
-    fields = {"counts": counts, "nonfinite": tally.nonfinite}
-    if not CODECS[facts.codec].exact:
-        fields["codec_error"] = tally.codec_error()
-    return bank.commit(rows=tally.rows, manifest=fields)
+    kind, what, remedy = KIND, WHAT, REMEDY
+    lengths: npt.NDArray[np.int64]
+    needed: npt.NDArray[np.int64]
+
+    @property
+    @abstractmethod
+    def facts(self) -> TargetFacts:
+        """What the bank's hidden states are."""
+
+    def tokens(self, shard: Shard) -> int:
+        return int(self.lengths[shard.start : shard.stop].sum())
+
+    def shard_bytes(self, shard: Shard) -> int:
+        hidden = self.needed if self.facts.spans == "supervised" else self.lengths
+        return self.facts.sample_bytes(self.tokens(shard), int(hidden[shard.start : shard.stop].sum()))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"bytes_per_token": self.facts.sample_bytes(1)}
+
+    def is_done(self, bank: BankWriter, shard: Shard) -> bool:
+        if not super().is_done(bank, shard):
+            return False
+        tally = readable_json(tally_file(bank.work_dir, shard.index))  # a power cut may have taken it: the shard is made again
+        return isinstance(tally, dict) and tally.keys() == vars(Tally()).keys()
+
+    def commit(self, bank: BankWriter, dropped: dict[str, int], **more: int) -> Manifest:
+        """Commit the bank with the counts of all its shards, and `more` counts; its manifest."""
+        tally = Tally()
+        for shard in self.shards:
+            tally.add(Tally(**read_json(tally_file(bank.work_dir, shard.index))))
+        counts: dict[str, Any] = {
+            "kept": tally.rows,
+            "dropped": dropped,
+            "tokens": tally.tokens,
+            "loss_tokens": tally.loss_tokens,
+            "hidden_tokens": tally.hidden_tokens,
+            **more,
+        }
+        fields = {"counts": counts, "nonfinite": tally.nonfinite}
+        if not CODECS[self.facts.codec].exact:
+            fields["codec_error"] = tally.codec_error()
+        return bank.commit(rows=tally.rows, manifest=fields)
