@@ -6,13 +6,17 @@ import json
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, normalizers
 
+from arrowbank.cli import main
 from arrowbank.errors import InputError
-from arrowbank.models import load_tokenizer, tokenizer_fingerprint
+from arrowbank.models import encode_texts, load_tokenizer, tokenizer_fingerprint
+from tests.banks import make_texts
 
+PAIR = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
 TEXT = "Open the file and close it again when the block is left."
 
 
@@ -44,6 +48,26 @@ def test_a_real_tokenizer_of_129280_ids() -> None:
     tokenizer = load_tokenizer(str(Path(package.__file__).parent))
     assert len(tokenizer) == 129280
     assert tokenizer.backend_tokenizer.decode(tokenizer.backend_tokenizer.encode(TEXT).ids) == TEXT
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {
+            "post_processor": {"type": "TemplateProcessing", "single": PAIR, "pair": PAIR, "special_tokens": {}}
+        },  # a panic in Rust
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "added_tokens": []},  # an exception
+    ],
+    ids=["panic", "exception"],
+)
+def test_a_tokenizer_that_fails_on_texts_only_is_refused_there(copied: Path, damage: dict[str, Any]) -> None:
+    path = copied / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    make_texts(copied / "texts")
+    tokenizer = load_tokenizer(str(copied))
+    with pytest.raises(InputError, match=r"the tokenizer fails on a text: .*\. Its tokenizer\.json is damaged"):
+        encode_texts(tokenizer.backend_tokenizer, [TEXT, "two"])
+    assert main(["tokenize", str(copied / "texts"), "--tokenizer", str(copied), "--out", str(copied / "tokens")]) == 2
 
 
 def test_truncation_and_padding_of_the_folder_are_left_out(copied: Path) -> None:

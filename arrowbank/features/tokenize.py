@@ -41,7 +41,7 @@ from arrowbank.settings import Count, Flag, Help, Place, Settings, checked
 
 if TYPE_CHECKING:
     import datasets
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
@@ -95,7 +95,11 @@ class Batches:
         return _read_backend(self.tokenizer_file, self.split_special_tokens)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        encodings = encode_texts(self.backend(), table.column("text").to_pylist(), self.prompt, self.special_tokens)
+        encodings = models.encode_texts(
+            self.backend(),
+            [self.prompt + text for text in table.column("text").to_pylist()],
+            special_tokens=self.special_tokens,
+        )
         ids = [encoding.ids for encoding in encodings]
         truncated = [len(i) >= self.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
         empty = [not i for i in ids]
@@ -384,17 +388,11 @@ def truncating_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfi
     return backend
 
 
-def encode_texts(backend: Tokenizer, texts: Sequence[str], prompt: str, special_tokens: bool) -> list[Encoding]:
-    """What the Rust tokenizer makes of texts behind the prompt."""
-    prompted = [prompt + text for text in texts] if prompt else list(texts)
-    return list(backend.encode_batch_fast(prompted, add_special_tokens=special_tokens))
-
-
 def token_rows(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, texts: Sequence[str]) -> list[list[int]]:
     """The ids of a few texts, here and at once: what `tokenize` with this tokenizer and config stores for them."""
     backend = truncating_backend(tokenizer, config)
     backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
-    encodings = encode_texts(backend, texts, config.prompt, config.special_tokens)
+    encodings = models.encode_texts(backend, [config.prompt + text for text in texts], special_tokens=config.special_tokens)
     return [encoding.ids or NO_TOKENS for encoding in encodings]
 
 

@@ -116,14 +116,14 @@ class TextFiller:
     """The ids of texts: tokenized once, without special tokens, and kept (four bytes a token). `digest` is of the texts."""
 
     def __init__(self, texts: Iterable[str], digest: str, tokenizer: str) -> None:
-        from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
+        from arrowbank.models.tokenizer import encode_texts, load_tokenizer, tokenizer_fingerprint
 
         loaded = load_tokenizer(tokenizer)
         self.digest = hashlib.sha256(f"{digest} {tokenizer_fingerprint(loaded)}".encode()).hexdigest()
         parts: list[Ids] = [np.empty(0, np.uint32)]
         following = iter(texts)
         while some := list(islice(following, TEXTS_AT_ONCE)):
-            encoded = loaded.backend_tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            encoded = encode_texts(loaded.backend_tokenizer, some)
             parts += [np.array(one.ids, np.uint32) for one in encoded]
         self._ids = np.concatenate(parts)
 

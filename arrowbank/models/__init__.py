@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, describe
 from arrowbank.models.model_folder import local_model, model_fingerprint, resolve_model
-from arrowbank.models.tokenizer import load_tokenizer, tokenizer_fingerprint
+from arrowbank.models.tokenizer import encode_texts, load_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from arrowbank.models.encoder import ModelEncoder
@@ -32,6 +32,7 @@ __all__ = [
     "ModelConfig",
     "ModelInfo",
     "describe",
+    "encode_texts",
     "load_encoder",
     "load_taps",
     "load_tokenizer",

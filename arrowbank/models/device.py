@@ -77,10 +77,14 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def refusing(explain: Callable[[str], str]) -> Iterator[None]:
-    """Whatever a library raises inside the block is an InputError, whose message `explain` makes of the library's reason."""
+    """Whatever a library raises inside the block is an InputError, whose message `explain` makes of the library's reason.
+
+    So is a panic of a library in Rust, which is no Exception and has no class to import."""
     try:
         yield
     except ArrowbankError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(explain(str(error).strip() or repr(error))) from error

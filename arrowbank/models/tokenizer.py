@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from arrowbank.models.device import quiet, refusing
 from arrowbank.models.model_folder import resolve_model
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 _NO_LIMIT = int(1e30)
@@ -43,6 +46,17 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
     return tokenizer
 
 
+def tokenizing() -> AbstractContextManager[None]:
+    """A block in which the Rust tokenizer is given texts: what is damaged in it may show only there, and is an InputError."""
+    return refusing(_no_tokens)
+
+
+def encode_texts(backend: Tokenizer, texts: Sequence[str], *, special_tokens: bool = False) -> list[Encoding]:
+    """What the Rust tokenizer makes of texts, without offsets. Raises InputError where it fails."""
+    with tokenizing():
+        return list(backend.encode_batch_fast(texts, add_special_tokens=special_tokens))
+
+
 def tokenizer_fingerprint(tokenizer: Path | PreTrainedTokenizerFast) -> str:
     """sha256 (hex) of all that decides ids: the Rust tokenizer's canonical state, special tokens and the truncation side.
 
@@ -58,6 +72,10 @@ def tokenizer_fingerprint(tokenizer: Path | PreTrainedTokenizerFast) -> str:
         "truncation_side": loaded.truncation_side,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _no_tokens(reason: str) -> str:
+    return f"the tokenizer fails on a text: {reason.splitlines()[0]}. Its tokenizer.json is damaged or incomplete: give another one."
 
 
 def _no_tokenizer(model: str, folder: Path, reason: str) -> str:

@@ -26,6 +26,7 @@ from arrowbank.bank.manifest import MANIFEST, short_json
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import InputError
 from arrowbank.inputs.records import Records, is_text
+from arrowbank.models.tokenizer import encode_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -216,7 +217,7 @@ class TokenRecords:
                 raise InputError(
                     f"{self._of(number)}: holds half of a surrogate pair, which is no text. Repair it, or leave it out."
                 )
-        made = iter(tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        made = iter(encode_texts(tokenizer.backend_tokenizer, texts))
         return [next(made).ids if isinstance(value, str) else value for value in values]
 
     def _checked(self, number: int, value: Any) -> Ids:

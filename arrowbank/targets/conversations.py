@@ -22,6 +22,7 @@ import numpy.typing as npt
 from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
 from arrowbank.inputs.records import Record, is_text
+from arrowbank.models.tokenizer import tokenizing
 from arrowbank.targets.chat_template import TAG, TemplateError, shared_renderer
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class ChatTokenizer:
         text, spans = self._text_and_spans(record, messages, tools)
         if not is_text(text):
             raise InputError(f"{record.place}: holds half of a surrogate pair, which is no text. Repair it, or leave it out.")
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        with tokenizing():
+            encoding = self._backend.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         return ids, inside(np.array(encoding.offsets, np.int64).reshape(-1, 2), spans)
 
