@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
-    from arrowbank.bank.kinds.trunk import TrunkBank
+    from arrowbank.bank.kinds.trunk_bank import TrunkBank
     from arrowbank.bank.torch_rows import collate_targets
     from arrowbank.combine.merge import merge
     from arrowbank.combine.select import SelectConfig, select
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from arrowbank.engine.stage import Estimate, RunOptions
     from arrowbank.features.audit import Audit, AuditConfig, audit
     from arrowbank.features.compare import Comparison, compare
-    from arrowbank.features.config import EncodeConfig
     from arrowbank.features.encode import encode, estimate_encode
+    from arrowbank.features.encode_config import EncodeConfig
     from arrowbank.features.pipeline import BuildConfig, build
     from arrowbank.features.scan import ScanConfig, scan
     from arrowbank.features.search import Hit, SearchConfig, Searcher
     from arrowbank.features.tokenize import TokenizeConfig, estimate_tokenize, tokenize
     from arrowbank.formats.registry import ExportConfig, export
     from arrowbank.in2.arm import build_in2, estimate_in2
-    from arrowbank.in2.config import In2Config
+    from arrowbank.in2.arm_config import In2Config
     from arrowbank.in2.probes import ProbesConfig, build_probes
     from arrowbank.in2.score import ScoreConfig, score_probes
-    from arrowbank.in2.verify import verify_in2
+    from arrowbank.in2.verify_arms import verify_in2
     from arrowbank.models import ModelConfig
     from arrowbank.mtp.heal import heal_draft
     from arrowbank.mtp.heal_config import HealConfig
     from arrowbank.mtp.trunk_build import build_trunk, estimate_trunk
     from arrowbank.mtp.trunk_plan import TrunkConfig, TrunkData
     from arrowbank.report import ReportConfig, write_report
-    from arrowbank.report.verify import verify
+    from arrowbank.report.verify_folder import verify
     from arrowbank.share.pull import pull
     from arrowbank.share.push import PushConfig, push
     from arrowbank.targets.capture import CaptureConfig, capture, estimate_capture
+    from arrowbank.targets.check_model import verify_targets
     from arrowbank.targets.importer import ImportConfig, estimate_import, import_targets, import_to_deepspec
-    from arrowbank.targets.verify import verify_targets
 
 _HOME = {
     "Audit": "features.audit",
@@ -59,14 +59,14 @@ _HOME = {
     "CaptureConfig": "targets.capture",
     "Check": "bank.checks",
     "Comparison": "features.compare",
-    "EncodeConfig": "features.config",
+    "EncodeConfig": "features.encode_config",
     "Estimate": "engine.stage",
     "ExportConfig": "formats.registry",
     "FeatureBank": "bank",
     "HealConfig": "mtp.heal_config",
     "Hit": "features.search",
     "ImportConfig": "targets.importer",
-    "In2Config": "in2.config",
+    "In2Config": "in2.arm_config",
     "ModelConfig": "models",
     "ProbesConfig": "in2.probes",
     "PushConfig": "share.push",
@@ -77,9 +77,9 @@ _HOME = {
     "SearchConfig": "features.search",
     "Searcher": "features.search",
     "SelectConfig": "combine.select",
-    "TargetBank": "bank.kinds.targets",
+    "TargetBank": "bank.kinds.targets_bank",
     "TokenizeConfig": "features.tokenize",
-    "TrunkBank": "bank.kinds.trunk",
+    "TrunkBank": "bank.kinds.trunk_bank",
     "TrunkConfig": "mtp.trunk_plan",
     "TrunkData": "mtp.trunk_plan",
     "audit": "features.audit",
@@ -109,9 +109,9 @@ _HOME = {
     "score_probes": "in2.score",
     "select": "combine.select",
     "tokenize": "features.tokenize",
-    "verify": "report.verify",
-    "verify_in2": "in2.verify",
-    "verify_targets": "targets.verify",
+    "verify": "report.verify_folder",
+    "verify_in2": "in2.verify_arms",
+    "verify_targets": "targets.check_model",
     "write_report": "report",
 }
 

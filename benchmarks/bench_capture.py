@@ -27,12 +27,12 @@ from arrowbank.bank import BankWriter
 from arrowbank.engine.plan import batches, gather
 from arrowbank.engine.pool import Job, run_here
 from arrowbank.models.device import quiet
-from arrowbank.models.loading import cpu_has_bfloat16
+from arrowbank.models.load import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
 from arrowbank.models.taps import TapReader
 from arrowbank.targets.capture import CaptureJob, CaptureStage, ShardCapturer
-from arrowbank.targets.rows import PreparedRows, prepare
 from arrowbank.targets.shards import target_shards
+from arrowbank.targets.target_rows import PreparedRows, prepare
 from benchmarks.turns import best_seconds, tokens_row
 
 SEQUENCES = 96

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from arrowbank.engine.plan import BatchRules, batches, gather
 from arrowbank.models import ModelConfig, load_encoder, load_tokenizer
-from arrowbank.models.loading import cpu_has_bfloat16
+from arrowbank.models.load import cpu_has_bfloat16
 
 TEXTS = 600
 MAX_TOKENS = 256

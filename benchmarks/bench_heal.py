@@ -23,9 +23,9 @@ import torch
 from arrowbank import HealConfig, ModelConfig, TrunkBank, TrunkConfig, TrunkData, build_trunk, open_bank
 from arrowbank.mtp.batches import DraftWindows
 from arrowbank.mtp.draft import step_tokens
-from arrowbank.mtp.load import init_from_last_block
+from arrowbank.mtp.draft_files import init_from_last_block
 from arrowbank.mtp.loss import topk_kl
-from arrowbank.mtp.training import ChainBatch, Training
+from arrowbank.mtp.trainer import ChainBatch, Training
 from benchmarks.turns import best_seconds, tokens_row
 
 STEPS = 3

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.kinds.features import FeatureBank
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.features_bank import FeatureBank
+from arrowbank.bank.open import open_bank
 from arrowbank.features.nearest import nearest
 from arrowbank.features.search import FEW, IndexedRows
 from benchmarks.made_banks import make_feature_bank
@@ -36,8 +36,8 @@ Queries = npt.NDArray[np.float32]
 MEMORY = """
 import json, sys, threading, time
 import numpy as np, torch
-from arrowbank.bank.opening import open_bank
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.open import open_bank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.features.nearest import nearest
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()

@@ -23,11 +23,10 @@ from torch import nn
 from arrowbank import ModelConfig, TrunkConfig, TrunkData
 from arrowbank.bank import BankWriter
 from arrowbank.engine.pool import Job, run_here
-from arrowbank.models.loading import cpu_has_bfloat16
+from arrowbank.models.load import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
-from arrowbank.mtp.trunk_build import TrunkStage
+from arrowbank.mtp.trunk_build import ShardComputer, TrunkStage
 from arrowbank.mtp.trunk_passes import TrunkReader
-from arrowbank.mtp.trunk_shard import ShardComputer
 from benchmarks.bench_capture import save_model
 from benchmarks.turns import best_seconds, tokens_row
 

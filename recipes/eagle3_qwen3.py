@@ -20,7 +20,7 @@ from pathlib import Path
 from arrowbank import BatchRules, CaptureConfig, ExportConfig, ModelConfig, capture, export
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
-from arrowbank.targets.verify import verify_targets
+from arrowbank.targets.check_model import verify_targets
 
 MODEL = "Qwen/Qwen3-8B"
 LAYERS = (1, 17, 32)

@@ -27,8 +27,7 @@ from arrowbank.cli import demo
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError
 from arrowbank.models.device import quiet
-from arrowbank.mtp.load import load_draft
-from arrowbank.mtp.save import save_draft
+from arrowbank.mtp.draft_files import load_draft, save_draft
 from arrowbank.progress import SILENT, Progress
 
 END = "<|end|>"

@@ -19,7 +19,7 @@ from pathlib import Path
 from arrowbank import ExportConfig, In2Config, build_in2, export, verify_in2
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
-from arrowbank.in2.config import ArmName
+from arrowbank.in2.arm_config import ArmName
 
 ARMS: tuple[ArmName, ...] = ("a", "b", "c")
 LENGTH, TRIPLES = 16_384, 64

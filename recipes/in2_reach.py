@@ -36,7 +36,7 @@ from arrowbank import (
 from arrowbank.bank.columns import fixed_lists
 from arrowbank.cli.show import progress_for
 from arrowbank.errors import ArrowbankError, CorruptBank
-from arrowbank.in2.config import ArmName
+from arrowbank.in2.arm_config import ArmName
 from arrowbank.in2.score import score_lines
 
 BYTES = 256

@@ -203,8 +203,7 @@ def _shaken(model: Any) -> Any:
 
 def save_from(source: str, target: str) -> None:
     """A target for tests/kill.py: the draft of `source`, doubled, as a copy of its checkpoint."""
-    from arrowbank.mtp.load import load_draft
-    from arrowbank.mtp.save import save_draft
+    from arrowbank.mtp.draft_files import load_draft, save_draft
 
     draft = load_draft(load_trunk(Path(source)), Path(source))
     with torch.no_grad():

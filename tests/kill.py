@@ -45,7 +45,7 @@ PRELOAD = [
     "arrowbank.models.taps",
     "arrowbank.mtp.trunk_passes",
     "arrowbank.mtp.trunk_build",
-    "arrowbank.mtp.trunk_shard",
+    "arrowbank.mtp.trunk_build",
 ]
 PATIENCE_S = 120
 

@@ -125,6 +125,11 @@ def test_the_page_about_the_code_names_what_there_is() -> None:
     assert {name for name in named if "NAME" not in name and not (PACKAGE / name).exists()} == set()
 
 
+def test_a_file_name_exists_once() -> None:
+    names = [path.name for path in MODULES if path.name != "__init__.py"]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_are_plain(path: Path) -> None:
     text = path.read_text()

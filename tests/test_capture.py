@@ -19,13 +19,13 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import arrowbank
 from arrowbank import CaptureConfig, ModelConfig, RunOptions, capture, open_bank, verify
-from arrowbank.bank.kinds.targets import needed_positions
+from arrowbank.bank.kinds.targets_bank import needed_positions
 from arrowbank.cli import main
 from arrowbank.cli.show import progress_for
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ArrowbankError, BadVector, CorruptBank, DiskFull, InputError, PlanMismatch
 from arrowbank.models import describe, load_taps
-from arrowbank.models.loading import cpu_has_bfloat16
+from arrowbank.models.load import cpu_has_bfloat16
 from arrowbank.models.passes import PASS_TOKENS, CpuPasses, DevicePasses
 from arrowbank.models.taps import HiddenStates, Rounded, TapReader, load_taps_reader
 from arrowbank.targets.capture import estimate_capture

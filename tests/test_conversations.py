@@ -20,7 +20,7 @@ from arrowbank.errors import InputError
 from arrowbank.inputs.records import Record
 from arrowbank.models import load_tokenizer
 from arrowbank.targets.conversations import ChatTokenizer, inside
-from arrowbank.targets.rows import (
+from arrowbank.targets.target_rows import (
     ASSISTANT_TOKENS,
     GIVEN,
     ONES_EXCEPT_FIRST,

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepspec, open_bank
-from arrowbank.bank.kinds.targets import TargetFacts
+from arrowbank.bank.kinds.targets_bank import TargetFacts
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache, plan
-from arrowbank.targets.verify import verify_targets
+from arrowbank.targets.check_model import verify_targets
 from tests.dumps import LAYERS, LENGTHS, WIDTH, bits, make_dump
 from tests.kill import tree_bytes
 

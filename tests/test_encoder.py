@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer
 from arrowbank.models.encoder import ModelEncoder, PooledReader
-from arrowbank.models.loading import WidenedLinear, cpu_has_bfloat16, load_hidden_states, widen_linears
+from arrowbank.models.load import WidenedLinear, cpu_has_bfloat16, load_hidden_states, widen_linears
 from arrowbank.models.passes import PASS_TOKENS, DevicePasses, in_flight
 from arrowbank.models.pooling import pool
 

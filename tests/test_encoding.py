@@ -31,8 +31,8 @@ from arrowbank.errors import (
     PlanMismatch,
     WorkerDied,
 )
-from arrowbank.features.config import ENCODING_METHOD
 from arrowbank.features.encode import EncodeStage
+from arrowbank.features.encode_config import ENCODING_METHOD
 from tests import banks
 from tests.kill import kill_after, kill_at, tree_bytes
 

@@ -23,11 +23,10 @@ from arrowbank.cli import main
 from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
 from arrowbank.mtp.batches import DraftWindows
 from arrowbank.mtp.draft import trunk_of
+from arrowbank.mtp.draft_files import init_from_last_block, load_draft, save_draft
 from arrowbank.mtp.heal_config import HealConfig as Config
-from arrowbank.mtp.load import init_from_last_block, load_draft
 from arrowbank.mtp.measure import check_conventions, measure
-from arrowbank.mtp.save import save_draft
-from arrowbank.mtp.training import ChainBatch, jobs_of, learning_rate, ordered
+from arrowbank.mtp.trainer import ChainBatch, jobs_of, learning_rate, ordered
 from tests import drafts
 from tests.kill import kill_at, tree_bytes
 

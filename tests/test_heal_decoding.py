@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from arrowbank import TrunkData, build_trunk, heal_draft, open_bank
 from arrowbank.mtp.batches import DraftWindows
-from arrowbank.mtp.load import load_draft
+from arrowbank.mtp.draft_files import load_draft
 from arrowbank.mtp.measure import measure
 from tests import drafts
 from tests.test_capture import one_thread

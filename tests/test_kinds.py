@@ -17,7 +17,7 @@ from arrowbank.bank import BankWriter, kinds
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import values_of
 from arrowbank.bank.kinds import Description, Field, Kind, Types, equal, every_kind, register
-from arrowbank.bank.kinds.texts import TextsBank
+from arrowbank.bank.kinds.texts_bank import TextsBank
 from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest
 from arrowbank.bank.mirror import finished_batches
 from arrowbank.combine.overlap import Overlap

@@ -14,7 +14,7 @@ import transformers as tf
 
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, load_encoder
-from arrowbank.models.loading import load_hidden_states
+from arrowbank.models.load import load_hidden_states
 from arrowbank.models.taps import load_taps_reader
 
 IDS = np.random.default_rng(0).integers(2, 256, (5, 11), dtype=np.int32)

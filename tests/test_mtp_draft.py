@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from arrowbank.errors import InputError
 from arrowbank.mtp.draft import Draft, chain, round_steps, rounds, step_tokens
-from arrowbank.mtp.load import init_from_last_block, load_draft
+from arrowbank.mtp.draft_files import init_from_last_block, load_draft
 from tests import drafts
 from tests.drafts import FAMILIES, LAYERS, H, Made, V
 

@@ -9,9 +9,8 @@ import torch
 
 from arrowbank.mtp.acceptance import Acceptance, count_chains
 from arrowbank.mtp.draft import Draft, chain
-from arrowbank.mtp.load import init_from_last_block, load_draft
+from arrowbank.mtp.draft_files import init_from_last_block, load_draft, save_draft
 from arrowbank.mtp.loss import top_tokens, topk_kl
-from arrowbank.mtp.save import save_draft
 from tests import drafts
 
 N, T, K, STEPS = 4, 16, 8, 2

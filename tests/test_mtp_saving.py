@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from arrowbank.errors import InputError
 from arrowbank.mtp.checkpoint import CODECS, NF4_TABLE, Checkpoint, decode, encode, is_router
 from arrowbank.mtp.draft import Draft
-from arrowbank.mtp.load import init_from_last_block, load_draft
-from arrowbank.mtp.save import save_draft
+from arrowbank.mtp.draft_files import init_from_last_block, load_draft, save_draft
 from tests import drafts, kill
 from tests.drafts import FAMILIES, LAYERS, Made
 

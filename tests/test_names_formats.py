@@ -31,9 +31,8 @@ from arrowbank.formats.speculators import SpeculatorsFolder
 from arrowbank.formats.tokens import TokenExport
 from arrowbank.models import ModelConfig, describe, load_tokenizer, resolve_model
 from arrowbank.mtp.checkpoint import Checkpoint
+from arrowbank.mtp.draft_files import load_draft, save_draft
 from arrowbank.mtp.heal_folder import HealFolder
-from arrowbank.mtp.load import load_draft
-from arrowbank.mtp.save import save_draft
 from arrowbank.report.healed import tell_healing
 from arrowbank.targets.importer import import_to_deepspec
 from tests import arms, drafts

@@ -30,8 +30,8 @@ from hypothesis import strategies as st
 from arrowbank import ScanConfig, open_bank, scan, verify
 from arrowbank.bank import Bank, FeatureBank
 from arrowbank.bank.checks import Check, run_check
-from arrowbank.bank.kinds.targets import TargetBank
-from arrowbank.bank.kinds.trunk import TrunkBank
+from arrowbank.bank.kinds.targets_bank import TargetBank
+from arrowbank.bank.kinds.trunk_bank import TrunkBank
 from arrowbank.bank.mapped import map_npy
 from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError

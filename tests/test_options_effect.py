@@ -45,7 +45,7 @@ from arrowbank.mtp.trunk_build import estimate_trunk
 from arrowbank.report import ReportConfig
 from arrowbank.share.push import PushConfig
 from arrowbank.targets.capture import CaptureConfig
-from arrowbank.targets.verify import verify_targets
+from arrowbank.targets.check_model import verify_targets
 from tests.arms import save_filler, small
 from tests.dumps import make_dump
 from tests.tiny import save_qwen3, save_texts_bank, save_wordpiece_tokenizer, texts

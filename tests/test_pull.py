@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from arrowbank import open_bank, pull, push, verify
 from arrowbank.bank.manifest import FORMAT
-from arrowbank.bank.remote.fetching import parsed_manifest
+from arrowbank.bank.remote.fetch import parsed_manifest
 from arrowbank.errors import CorruptBank, IncompleteBank, InputError, RemoteError
 from tests.banks import make_texts
 from tests.hub_server import Hub

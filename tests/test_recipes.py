@@ -15,7 +15,7 @@ import pytest
 from arrowbank import Searcher, build, open_bank, verify_in2
 from arrowbank.bank.verify import verify
 from arrowbank.cli import demo
-from arrowbank.targets.verify import verify_targets
+from arrowbank.targets.check_model import verify_targets
 from recipes import deepspec_cache, demo_bank, eagle3_qwen3, in2_16k, router_v5, router_v6
 from tests import tiny
 from tests.dumps import make_dump

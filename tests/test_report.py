@@ -14,7 +14,7 @@ import pytest
 
 from arrowbank import ReportConfig, build_in2, build_probes, build_trunk, heal_draft, open_bank, report, write_report
 from arrowbank import TrunkData as Data
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.cli import main
 from arrowbank.errors import IncompleteBank, InputError
 from tests import arms, tiny

@@ -21,7 +21,7 @@ from arrowbank.features.audit import read_audit
 from arrowbank.report.atlas import find_neighbours, grouping, project
 from arrowbank.report.build_log import read_pace
 from arrowbank.report.drafts import entropy
-from arrowbank.report.sampling import spread_rows
+from arrowbank.report.sample import spread_rows
 from arrowbank.report.write import ReportConfig
 from tests.feature_banks import save_features
 

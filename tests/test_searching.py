@@ -20,10 +20,10 @@ from arrowbank import BuildConfig, SearchConfig, Searcher, build
 from arrowbank.bank import open_bank
 from arrowbank.cli import main
 from arrowbank.errors import ContractError, InputError
-from arrowbank.features.config import EncodeConfig, load_custom_encoder
+from arrowbank.features.encode_config import EncodeConfig, load_custom_encoder
 from arrowbank.features.scan import ScanConfig
+from arrowbank.features.stored_vectors import finish
 from arrowbank.features.tokenize import TokenizeConfig
-from arrowbank.features.vectors import finish
 from arrowbank.models import ModelConfig
 
 ROOT = Path(__file__).parents[1]

@@ -27,9 +27,9 @@ import torch
 from arrowbank import Check, ExportConfig, ImportConfig, export, import_targets, import_to_deepspec, open_bank, verify
 from arrowbank.cli import main
 from arrowbank.errors import CorruptBank
+from arrowbank.formats.export_checks import LAYOUTS, layout_of
 from arrowbank.formats.sidecar import read_sidecar
 from arrowbank.formats.torchfile import TorchFile
-from arrowbank.formats.verify import LAYOUTS, layout_of
 from arrowbank.targets.vocab import write_vocab_map
 from tests.exports import EVERY, TARGETS, TOKENS, export_everything, sidecar_of, write_sidecar
 from tests.kill import kill_at, tree_bytes

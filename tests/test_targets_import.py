@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arrowbank import ImportConfig, RunOptions, import_targets, import_to_deepspec, open_bank, verify
-from arrowbank.bank.kinds.targets import TargetBank, needed_positions
+from arrowbank.bank.kinds.targets_bank import TargetBank, needed_positions
 from arrowbank.errors import ArrowbankError, BadVector, DiskFull, InputError, PlanMismatch
 from arrowbank.formats.deepspec import DeepSpecCache
 from arrowbank.targets.importer import ImportStage, estimate_import, find_rows

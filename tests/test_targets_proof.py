@@ -15,7 +15,7 @@ from arrowbank.bank.checks import Check
 from arrowbank.cli import main
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig
-from arrowbank.targets.verify import verify_targets
+from arrowbank.targets.check_model import verify_targets
 from tests import tiny
 from tests.dumps import Tensors, make_dump
 

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 import arrowbank
 from arrowbank import RunOptions, TrunkConfig, TrunkData, build_trunk, open_bank, verify
-from arrowbank.bank.kinds.trunk import TrunkBank
+from arrowbank.bank.kinds.trunk_bank import TrunkBank
 from arrowbank.cli import main
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ArrowbankError, BadVector, ContractError, DiskFull, InputError, PlanMismatch
 from arrowbank.models import ModelConfig, describe
-from arrowbank.models.loading import cpu_has_bfloat16
+from arrowbank.models.load import cpu_has_bfloat16
 from arrowbank.models.passes import CpuPasses, DevicePasses
 from arrowbank.mtp.trunk_build import estimate_trunk
 from arrowbank.mtp.trunk_passes import HEAD_ROWS, TrunkPasses, load_trunk

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowbank.mtp.windows import PackedWindows, is_held_out, joined, pack, shuffled, window_lengths
+from arrowbank.mtp.trunk_records import PackedWindows, is_held_out, joined, pack, shuffled, window_lengths
 
 RECORDS = st.lists(st.lists(st.integers(0, 99), max_size=12), max_size=30)
 

@@ -18,7 +18,7 @@ from arrowbank.errors import CorruptBank, InputError
 from arrowbank.models import load_tokenizer
 from arrowbank.mtp.trunk_build import TrunkStage
 from arrowbank.mtp.trunk_plan import data_set
-from arrowbank.mtp.windows import PackedWindows, shuffled
+from arrowbank.mtp.trunk_records import PackedWindows, shuffled
 from tests import tiny
 from tests.banks import make_texts, make_tokens
 from tests.dumps import make_dump

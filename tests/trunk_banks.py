@@ -12,7 +12,7 @@ import transformers as tf
 
 from arrowbank import ModelConfig, TrunkConfig, TrunkData
 from arrowbank.models import describe
-from arrowbank.mtp.windows import shuffled
+from arrowbank.mtp.trunk_records import shuffled
 from tests.test_capture import one_thread
 
 WINDOW, TOPK = 48, 6

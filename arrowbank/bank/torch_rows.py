@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from arrowbank.bank.floats import bfloat16_tensor
 
 if TYPE_CHECKING:
-    from arrowbank.bank.kinds.features import FeatureBank
-    from arrowbank.bank.kinds.targets import TargetBank, TargetSample
+    from arrowbank.bank.kinds.features_bank import FeatureBank
+    from arrowbank.bank.kinds.targets_bank import TargetBank, TargetSample
 
 TensorRow = dict[str, torch.Tensor]
 IGNORED = -1  # the position of a padded hidden state

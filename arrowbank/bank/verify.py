@@ -13,7 +13,7 @@ from arrowbank.bank.files import sha256_of
 from arrowbank.bank.kinds import kind_of
 from arrowbank.bank.manifest import MANIFEST, SHARD_NAME, STATE, short_json
 from arrowbank.bank.manifest_checks import same_json
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.reader import Bank
 from arrowbank.bank.refusals import explains
 from arrowbank.progress import SILENT, Progress

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from arrowbank.cli import heal, in2, join, look, make, search, share, targets, trunk
+from arrowbank.cli import in2, join, look, make, mtp, search_commands, share, targets
 from arrowbank.cli.first import interrupted, versions, welcome
 from arrowbank.cli.help import CONTEXT, Verbs
 from arrowbank.errors import ArrowbankError
@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin here": (make.demo,),
     "Make a bank": (make.build, make.scan, make.tokenize, make.encode),
     "Make a bank of banks": (join.merge, join.select),
-    "Train with a bank": (heal.heal,),
+    "Train with a bank": (mtp.heal,),
     "Look at a bank": (
         look.info,
         look.verify,
@@ -34,8 +34,8 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
         look.estimate,
         look.compare,
         look.lookup,
-        search.search,
-        search.audit,
+        search_commands.search,
+        search_commands.audit,
     ),
     "Hand a bank on": (targets.export, share.push, share.pull),
 }
@@ -47,7 +47,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "in2": ("Facts planted far from where they are asked for: arms to train on, and their proof.", in2.VERBS),
     "trunk": (
         "What a model with an MTP draft computes itself: the teacher of that draft.",
-        {"build": trunk.build},
+        {"build": mtp.build},
     ),
 }
 VERB_NAMES = {verb.__name__ for verbs in VERBS.values() for verb in verbs} | {

@@ -26,7 +26,7 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explained, explains
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import InputError, MissingDependency
-from arrowbank.features.config import EncodeConfig
+from arrowbank.features.encode_config import EncodeConfig
 from arrowbank.features.pipeline import BuildConfig, build
 from arrowbank.features.scan import ScanConfig
 from arrowbank.features.search import SearchConfig, Searcher, one_line

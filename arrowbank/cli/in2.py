@@ -10,7 +10,7 @@ import typer
 from arrowbank.cli.options import Common, DryRun, Out, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate, unfinished
 from arrowbank.errors import InputError
-from arrowbank.in2.config import PLANTED
+from arrowbank.in2.arm_config import PLANTED
 from arrowbank.settings import Help
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def verify(
 
     Example: arrowbank in2 verify arm_a arm_b arm_c
     """
-    from arrowbank.in2.verify import verify_in2
+    from arrowbank.in2.verify_arms import verify_in2
 
     checks = verify_in2(folders, fillers=filler, unique_keys=unique_keys, progress=progress_for(common.json))
     show_checks(checks, common.json)

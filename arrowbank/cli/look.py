@@ -32,7 +32,7 @@ def verify(
 
     Example: arrowbank verify router/features
     """
-    from arrowbank.report.verify import verify as run
+    from arrowbank.report.verify_folder import verify as run
 
     show_checks(run(place, quick=quick, progress=progress_for(common.json)), common.json)
 
@@ -144,8 +144,8 @@ def lookup(
 
     Example: arrowbank lookup router/features "Where does Ada live?"
     """
-    from arrowbank.bank.kinds.features import FeatureBank
-    from arrowbank.bank.opening import open_bank
+    from arrowbank.bank.kinds.features_bank import FeatureBank
+    from arrowbank.bank.open import open_bank
 
     opened = open_bank(bank, kind=FeatureBank)
     rows = [int(row) for row in opened.rows(text)]

@@ -95,7 +95,7 @@ def verify(
 
     Example: arrowbank targets verify targets --model Qwen/Qwen3-8B
     """
-    from arrowbank.targets.verify import verify_targets
+    from arrowbank.targets.check_model import verify_targets
 
     show_checks(verify_targets(folder, model, samples=samples, progress=progress_for(common.json)), common.json)
 

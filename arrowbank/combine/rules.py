@@ -12,7 +12,7 @@ from arrowbank.bank import Bank, BankWriter
 from arrowbank.bank.columns import list_values, nested_lists, values_of
 from arrowbank.bank.keys import KEY_FILE
 from arrowbank.bank.kinds import kind_of, resolve
-from arrowbank.bank.kinds.targets import LABELS, facts_of
+from arrowbank.bank.kinds.targets_bank import LABELS, facts_of
 from arrowbank.bank.manifest import joint_sha256
 from arrowbank.bank.mirror import finished_batches, mirror_fields, write_keys, write_mirror
 from arrowbank.combine.overlap import Overlap, new_samples, new_texts

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import values_of
 from arrowbank.bank.kinds import every_kind
-from arrowbank.bank.kinds.tokens import TokensBank
+from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.opening import open_texts_behind
+from arrowbank.bank.open import open_texts_behind
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.combine.rows import Piece, Rows, has_mirror, stated, value_counts, write_pieces

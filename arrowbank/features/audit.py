@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from arrowbank.bank.columns import Rows
 from arrowbank.bank.files import json_bytes, publish_alone, refuse_address, refuse_other_file
-from arrowbank.bank.kinds.features import FeatureBank
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.features_bank import FeatureBank
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explained, explains
 from arrowbank.errors import ContractError, InputError

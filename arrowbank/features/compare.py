@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from arrowbank.bank.floats import cosines
-from arrowbank.bank.kinds.features import FeatureBank
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.features_bank import FeatureBank
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError, NothingChecked
 from arrowbank.settings import checked

@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 
 from arrowbank.bank import Bank, BankWriter, FeatureBank, open_bank
 from arrowbank.bank.columns import fixed_list_column, list_values, one_array
-from arrowbank.bank.kinds.tokens import TokensBank
+from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.manifest import LOG, Manifest
 from arrowbank.bank.mirror import mirror_fields, write_keys, write_mirror
-from arrowbank.bank.opening import open_texts_behind
+from arrowbank.bank.open import open_texts_behind
 from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Batch, Shard, batch_counts, batches, gather, rows_a_shard, shard_ranges
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import BadVector
-from arrowbank.features.config import (
+from arrowbank.features.encode_config import (
     DRIFT_SAMPLE,
     ENCODING_METHOD,
     MIN_COSINE,
@@ -36,7 +36,7 @@ from arrowbank.features.config import (
     load_custom_encoder,
 )
 from arrowbank.features.grow import DriftCheck, adopt, check_fits, open_old, told_since
-from arrowbank.features.vectors import encoded, finish
+from arrowbank.features.stored_vectors import encoded, finish
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked

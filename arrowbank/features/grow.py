@@ -18,13 +18,13 @@ from arrowbank.bank import Bank, BankWriter
 from arrowbank.bank.columns import one_array
 from arrowbank.bank.floats import cosines
 from arrowbank.bank.journal import append_log
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.bank.manifest import LOG, differing_fields
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.open import open_bank
 from arrowbank.engine.plan import Shard
 from arrowbank.errors import ContractError, InputError, PlanMismatch
-from arrowbank.features.config import EncodeConfig, Encoder
-from arrowbank.features.vectors import encoded, finish
+from arrowbank.features.encode_config import EncodeConfig, Encoder
+from arrowbank.features.stored_vectors import encoded, finish
 
 EVENT = "drift"
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import Rows
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.errors import CorruptBank, InputError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import InputError
-from arrowbank.features.config import EncodeConfig, check_growth
 from arrowbank.features.encode import encode
 from arrowbank.features.encode import inputs_of as encoded
+from arrowbank.features.encode_config import EncodeConfig, check_growth
 from arrowbank.features.scan import ScanConfig, scan
 from arrowbank.features.scan import inputs_of as scanned
 from arrowbank.features.tokenize import TokenizeConfig, tokenize

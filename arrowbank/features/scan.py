@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import binary_column, fixed_bytes
-from arrowbank.bank.kinds.texts import TextsBank
+from arrowbank.bank.kinds.texts_bank import TextsBank
 from arrowbank.bank.manifest import Manifest, joint_sha256
 from arrowbank.bank.manifest_checks import read_manifest
 from arrowbank.bank.places import Named, require_separate

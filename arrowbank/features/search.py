@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.columns import Rows, list_column
-from arrowbank.bank.kinds.features import FeatureBank
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.features_bank import FeatureBank
+from arrowbank.bank.open import open_bank
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import ContractError, InputError, MissingDependency
-from arrowbank.features.config import Encoder, load_custom_encoder
+from arrowbank.features.encode_config import Encoder, load_custom_encoder
 from arrowbank.features.nearest import MARGIN, Cosines, nearest, true_cosines, unit_queries
+from arrowbank.features.stored_vectors import encoded
 from arrowbank.features.tokenize import TokenizeConfig, token_rows
-from arrowbank.features.vectors import encoded
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
-from arrowbank.models.config import Device, GpuMemory, TrustRemoteCode
 from arrowbank.models.describe import NF4
+from arrowbank.models.model_config import Device, GpuMemory, TrustRemoteCode
 from arrowbank.settings import Count, Flag, Help, Place, Settings, checked, refuse_unread
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from arrowbank.engine.pool import Report
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError, WorkerDied
 from arrowbank.features.bound_children import bound_children
-from arrowbank.models.config import TrustRemoteCode
+from arrowbank.models.model_config import TrustRemoteCode
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Place, Settings, checked
 

@@ -6,11 +6,11 @@
     specforge.py     SpecForge's offline folders: eagle3, dflash, dspark
     speculators.py   the folder of speculators
     modelopt.py      Model-Optimizer's offline folder
-    tokens.py        token shards of loaders              tables.py        banks as Parquet and mirrors
+    tokens.py        token shards of loaders              plain_files.py   banks as Parquet and mirrors
     export.py        how trainers number layers, and what exports of hidden states share
     export_folder.py writing a folder that is whole or not there, and resumes after a crash
     sidecar.py       the note that comes last             registry.py      every format, and the stage `export`
-    verify.py        exports and other programs' folders, verified
+    export_checks.py exports and other programs' folders, verified
 
-What holds target rows is read as, and written from, `arrowbank.bank.kinds.targets.TargetRows`.
+What holds target rows is read as, and written from, `arrowbank.bank.kinds.targets_bank.TargetRows`.
 """

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.files import HashedFile, require_space
-from arrowbank.bank.kinds.targets import TargetFacts, TargetRows, TargetSample
+from arrowbank.bank.kinds.targets_bank import TargetFacts, TargetRows, TargetSample
 from arrowbank.bank.manifest import canonical_json, json_in
 from arrowbank.bank.names import check_places
 from arrowbank.engine.plan import Shard

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.bank.floats import E4M3, E5M2, Bits, bfloat16_bits
-from arrowbank.bank.kinds.targets import TargetFacts, TargetSample
+from arrowbank.bank.kinds.targets_bank import TargetFacts, TargetSample
 from arrowbank.bank.manifest import parsed_json
 from arrowbank.bank.names import is_inside
 from arrowbank.errors import InputError

@@ -11,7 +11,7 @@ from typing import Any
 
 from arrowbank.bank.files import HashedFile, require_space
 from arrowbank.bank.floats import bfloat16_tensor
-from arrowbank.bank.kinds.targets import BLOCK_OUTPUT, TargetRows, TargetSample
+from arrowbank.bank.kinds.targets_bank import BLOCK_OUTPUT, TargetRows, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.export_folder import ExportFolder
 from arrowbank.formats.sidecar import SIDECAR

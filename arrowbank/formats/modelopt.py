@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from arrowbank.bank.files import HashedFile
-from arrowbank.bank.kinds.targets import TargetRows, TargetSample
+from arrowbank.bank.kinds.targets_bank import TargetRows, TargetSample
 from arrowbank.formats.export import (
     ExportFormat,
     as_they_are,

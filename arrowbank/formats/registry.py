@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import arrowbank.formats
-from arrowbank.bank.kinds.targets import RowsView, TargetBank, TargetRows, manifest_of
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.targets_bank import RowsView, TargetBank, TargetRows, manifest_of
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError
-from arrowbank.formats import tables
+from arrowbank.formats import plain_files as tables
 from arrowbank.formats import tokens as tokenshards
 from arrowbank.formats.export import ExportFormat
 from arrowbank.formats.export_folder import ExportFolder, made_from

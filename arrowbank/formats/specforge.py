@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from arrowbank.bank.files import HashedFile
-from arrowbank.bank.kinds.targets import TargetRows, TargetSample
+from arrowbank.bank.kinds.targets_bank import TargetRows, TargetSample
 from arrowbank.errors import InputError
 from arrowbank.formats.export import (
     ExportFormat,

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, number_column
 from arrowbank.bank.files import HashedFile, json_bytes, require_space
-from arrowbank.bank.kinds.targets import RowsView, TargetFacts, TargetRows, TargetSample
+from arrowbank.bank.kinds.targets_bank import RowsView, TargetFacts, TargetRows, TargetSample
 from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, json_in, parsed_json
 from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.errors import CorruptBank, InputError

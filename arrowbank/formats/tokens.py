@@ -18,7 +18,7 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
 from arrowbank.bank.files import HashedFile, require_space
-from arrowbank.bank.kinds.in2 import ArmBank
+from arrowbank.bank.kinds.in2_bank import ArmBank
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.names import check_places

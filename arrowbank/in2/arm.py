@@ -33,7 +33,7 @@ from arrowbank.engine import Report
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError
-from arrowbank.in2.config import In2Config
+from arrowbank.in2.arm_config import In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_filler, open_fillers, unread_beside
 from arrowbank.in2.placement import KeyCounter, Placement, Planted
 from arrowbank.in2.raw_shards import ArmCounts, FollowedWriter, RawShards, count_rows, fields, shard_entries

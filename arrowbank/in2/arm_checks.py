@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from arrowbank.bank.checks import Check, attempt, found_wrong
 from arrowbank.bank.columns import fixed_lists, values_of
 from arrowbank.formats.tokens import LAYOUTS, TokenExport
+from arrowbank.in2.arm_config import PAD_TAIL
 from arrowbank.in2.blocks import LISTS, Block, Ids, Rows
-from arrowbank.in2.config import PAD_TAIL
 from arrowbank.in2.fillers import Filler
 from arrowbank.in2.placement import KeyCounter
 from arrowbank.in2.raw_shards import record_lines

@@ -16,12 +16,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from arrowbank.bank import open_bank
 from arrowbank.bank.columns import fixed_lists, list_values
-from arrowbank.bank.kinds.in2 import ArmBank
+from arrowbank.bank.kinds.in2_bank import ArmBank
 from arrowbank.bank.manifest import MANIFEST, parsed_json
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.in2.arm import config_of
-from arrowbank.in2.config import In2Config
+from arrowbank.in2.arm_config import In2Config
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import Placement, Planted
 from arrowbank.in2.raw_shards import FIELDS, manifest_name, raw_names

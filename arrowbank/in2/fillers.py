@@ -25,8 +25,8 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import sha256_of
-from arrowbank.bank.kinds.texts import TextsBank
-from arrowbank.bank.kinds.tokens import TokensBank
+from arrowbank.bank.kinds.texts_bank import TextsBank
+from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.manifest import MANIFEST, read_json, short_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.errors import InputError
-from arrowbank.in2.config import PAD_TAIL, In2Config
+from arrowbank.in2.arm_config import PAD_TAIL, In2Config
 from arrowbank.in2.draws import FIRST_WORDS, Stream, Words, base_seed, first_below
 
 TRIES = 400

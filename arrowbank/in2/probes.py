@@ -27,7 +27,7 @@ from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.errors import InputError
 from arrowbank.in2.arm import filler_paths
-from arrowbank.in2.config import (
+from arrowbank.in2.arm_config import (
     PAD_TAIL,
     PLANTED,
     Alphabet,

@@ -24,7 +24,7 @@ from arrowbank.bank.manifest import shard_name
 from arrowbank.bank.mapped import map_shard
 from arrowbank.errors import ArrowbankError
 from arrowbank.formats.tokens import STRIDES, whole_in_a_window
-from arrowbank.in2.config import PAD_TAIL, In2Config
+from arrowbank.in2.arm_config import PAD_TAIL, In2Config
 
 
 class Abandoned(ArrowbankError):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from arrowbank.bank import Bank, open_bank
 from arrowbank.bank.columns import fixed_lists, values_of
 from arrowbank.bank.files import json_bytes
-from arrowbank.bank.kinds.probes import ProbesBank
+from arrowbank.bank.kinds.probes_bank import ProbesBank
 from arrowbank.bank.manifest import read_json
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, describe
+from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.model_folder import local_model, model_fingerprint, resolve_model
 from arrowbank.models.tokenizer import encode_texts, load_tokenizer, tokenizer_fingerprint
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from arrowbank.errors import InputError
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo
 from arrowbank.models.device import resolve_device
-from arrowbank.models.loading import load_reader, widen_where_needed
+from arrowbank.models.load import load_reader, widen_where_needed
+from arrowbank.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

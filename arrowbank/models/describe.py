@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arrowbank.errors import InputError
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.device import quiet, refusing, resolve_device
+from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.model_folder import model_fingerprint, resolve_model, weight_files
 from arrowbank.models.pooling import folder_pooling
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from arrowbank.errors import ArrowbankError, InputError
-from arrowbank.models.config import ModelConfig
+from arrowbank.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo
 from arrowbank.models.device import resolve_device
-from arrowbank.models.loading import load_hidden_states, widen_where_needed
+from arrowbank.models.load import load_hidden_states, widen_where_needed
+from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.passes import Passes, passes_on
 from arrowbank.models.pooling import pool
 

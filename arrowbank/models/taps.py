@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from arrowbank.bank.kinds.targets import EMBEDDINGS
+from arrowbank.bank.kinds.targets_bank import EMBEDDINGS
 from arrowbank.errors import InputError
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo
 from arrowbank.models.device import resolve_device
 from arrowbank.models.layers import find_blocks
-from arrowbank.models.loading import load_reader, widen_where_needed
+from arrowbank.models.load import load_reader, widen_where_needed
+from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.passes import Passes, passes_on
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from arrowbank.bank.files import require_space, reserve
-from arrowbank.bank.kinds.trunk import HIDDEN_TYPES, TrunkBank
+from arrowbank.bank.kinds.trunk_bank import HIDDEN_TYPES, TrunkBank
 from arrowbank.errors import InputError
 from arrowbank.mtp.draft import Draft, chain, rounds
 

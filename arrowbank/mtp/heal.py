@@ -1,6 +1,7 @@
 """The stage `heal`: a draft is trained to agree with its own trunk again, measured before and after, and written back.
 
-What counts is the file that will be served, so every file that is written is opened again and measured as it is stored."""
+What counts is the file that will be served, so every file that is written is opened again and measured as it is stored. On request the
+draft's rows become a bank: for held-out windows, before and after, what each step was fed and what it said."""
 
 from __future__ import annotations
 
@@ -10,25 +11,83 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
-from arrowbank.bank.kinds.trunk import TrunkBank
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank import BankWriter
+from arrowbank.bank.columns import fixed_list_column, number_column
+from arrowbank.bank.kinds.trunk_bank import TrunkBank, lists_of, row_offsets
+from arrowbank.bank.manifest import Manifest
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.places import beside, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
-from arrowbank.mtp.batches import DraftWindows
-from arrowbank.mtp.draft import Draft, Trunk, trunk_of
-from arrowbank.mtp.drafts_bank import WHEN, dump_drafts, dump_writer
+from arrowbank.mtp.batches import DraftWindows, WindowBatch
+from arrowbank.mtp.draft import Draft, Trunk, step_tokens, trunk_of
+from arrowbank.mtp.draft_files import check_target, init_from_last_block, load_draft, remove_of_plan, save_draft
 from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.heal_folder import HealFolder
-from arrowbank.mtp.load import init_from_last_block, load_draft
+from arrowbank.mtp.loss import top_tokens
 from arrowbank.mtp.measure import Measured, check_conventions, measure
-from arrowbank.mtp.save import check_target, remove_of_plan, save_draft
-from arrowbank.mtp.training import Training
+from arrowbank.mtp.trainer import Training
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
+
+KIND = "drafts"
+WHEN = ("before", "after")
+KEPT = 4  # most likely tokens
+
+
+def dump_writer(folder: str | Path, recipe: Mapping[str, Any], *, restart: bool) -> BankWriter:
+    """What writes the bank of the healing `recipe`."""
+    return BankWriter(folder, kind=KIND, recipe={"heal": dict(recipe), "when": list(WHEN)}, restart=restart)
+
+
+def dump_drafts(
+    bank: BankWriter,
+    draft: Draft,
+    windows: DraftWindows,
+    rows: Sequence[int],
+    weights: Mapping[str, Mapping[str, torch.Tensor]],
+    config: HealConfig,
+) -> Manifest:
+    """Write the bank: a row for each of `weights` (those of WHEN) and windows `rows`; the draft has its last weights again afterwards."""
+    with bank:
+        if bank.committed:
+            return bank.manifest
+        number = 0
+        for when, named in weights.items():
+            draft.set_weights(named)
+            for part in windows.batches(rows, config.batch):
+                bank.write_shard(number, _batch(draft, windows, part, when, config.chain))
+                number += 1
+        facts = {"windows": len(rows), "chain": config.chain, "kept": KEPT, "hidden_size": windows.bank.hidden_size}
+        return bank.commit(rows=len(rows) * len(weights), manifest={"text_count": len(rows) * len(weights), **facts})
+
+
+@torch.no_grad()
+def _batch(draft: Draft, windows: DraftWindows, part: WindowBatch, when: str, steps: int) -> pa.RecordBatch:
+    names, fill = windows.bank.set_names, windows.bank.manifest.pad_id
+    lengths = part.lengths.astype(np.int32)
+    offsets = row_offsets(lengths)
+    columns: dict[str, pa.Array] = {
+        "when": pa.array([when] * len(lengths), pa.string()),
+        "set": pa.array([names[row] for row in part.rows], pa.string()),
+        "row": number_column(np.array(part.rows, np.int32)),
+        "length": number_column(lengths),
+    }
+    fed = part.hidden
+    for step in range(1, steps + 1):
+        out = draft(step_tokens(part.input_ids, step, fill), fed)
+        ids, probs = top_tokens(out.post.flatten(0, 1), draft.head_weight, KEPT, bias_V=draft.head_bias)
+        real = part.real(0).flatten().cpu()
+        columns[f"hidden_{step}"] = lists_of(offsets, fixed_list_column(fed.flatten(0, 1).cpu()[real].half().numpy()))
+        columns[f"topk_ids_{step}"] = lists_of(offsets, fixed_list_column(ids.cpu()[real].numpy().astype(np.int32)))
+        columns[f"topk_probs_{step}"] = lists_of(offsets, fixed_list_column(probs.cpu()[real].numpy()))
+        fed = out.side(draft.recycle)
+    return pa.record_batch(columns)
 
 
 @dataclass(frozen=True)
@@ -228,7 +287,7 @@ def _recipe(config: HealConfig, bank: TrunkBank, folder: Path) -> dict[str, Any]
 
 def _load_trunk(config: ModelConfig) -> Trunk:
     from arrowbank.models.device import resolve_device
-    from arrowbank.models.loading import load_reader
+    from arrowbank.models.load import load_reader
 
     outer = replace(config, backbone="outer")
     device = torch.device(resolve_device(outer)[0])

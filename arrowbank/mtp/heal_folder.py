@@ -15,9 +15,9 @@ from arrowbank.bank.names import refuse_links
 from arrowbank.bank.places import beside, in_words, is_bare_journal, visible
 from arrowbank.drawing.frame import svg_file
 from arrowbank.errors import InputError, PlanMismatch
-from arrowbank.mtp.save import is_of_plan, remove_of_plan
+from arrowbank.mtp.draft_files import is_of_plan, remove_of_plan
 from arrowbank.mtp.trace import TRACE, TRACE_PLOT, read_trace, trace_plots
-from arrowbank.mtp.training import FED, STATE, plan_of
+from arrowbank.mtp.trainer import FED, STATE, plan_of
 
 PLAN, REPORT = "plan.json", "report.json"
 OWN_NAMES = {PLAN, REPORT, STATE, FED, TRACE, TRACE_PLOT, JOURNAL}

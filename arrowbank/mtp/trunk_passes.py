@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from arrowbank.errors import InputError
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, describe, read_config, text_part
 from arrowbank.models.device import resolve_device
-from arrowbank.models.loading import load_reader, widen_where_needed
+from arrowbank.models.load import load_reader, widen_where_needed
+from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.passes import Passes, passes_on
 from arrowbank.models.taps import TapReader, load_taps_reader
 

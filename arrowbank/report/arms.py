@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.columns import list_values
-from arrowbank.bank.kinds.in2 import ArmBank
-from arrowbank.bank.kinds.probes import ProbesBank
+from arrowbank.bank.kinds.in2_bank import ArmBank
+from arrowbank.bank.kinds.probes_bank import ProbesBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, plural
 from arrowbank.drawing.plots import Histogram, Series, histogram, lines, outlines, rails, shares
-from arrowbank.report.sampling import SOME_ROWS, names, numbers, of_sample, spread_rows, take
+from arrowbank.report.sample import SOME_ROWS, names, numbers, of_sample, spread_rows, take
 from arrowbank.report.section import Section, Story, paragraph, plots, table
 from arrowbank.report.subject import Subject
 

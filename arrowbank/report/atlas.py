@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank.columns import Rows, number_column
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Frame, Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural, tag
 from arrowbank.drawing.plots import Series, bars_of, histogram, lines
 from arrowbank.errors import CorruptBank
 from arrowbank.features.nearest import nearest
-from arrowbank.report.sampling import names, of_sample, spread_rows, take
+from arrowbank.report.sample import names, of_sample, spread_rows, take
 from arrowbank.report.section import Section, plots
 
 WIDTH, HEIGHT = 620, 500

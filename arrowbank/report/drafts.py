@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from arrowbank.bank.kinds.drafts import DraftsBank
-from arrowbank.bank.kinds.trunk import TrunkBank
+from arrowbank.bank.kinds.drafts_bank import DraftsBank
+from arrowbank.bank.kinds.trunk_bank import TrunkBank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural
 from arrowbank.drawing.plots import Series, bars_of, histogram, lines, ranges
 from arrowbank.report.hidden import norm_plot, rows_to_read
-from arrowbank.report.sampling import names, of_sample, sampled_lists, sampled_norms, spread_rows, take
+from arrowbank.report.sample import names, of_sample, sampled_lists, sampled_norms, spread_rows, take
 from arrowbank.report.section import Section, Story, plots, table
 from arrowbank.report.subject import Subject
 

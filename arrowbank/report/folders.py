@@ -15,8 +15,8 @@ from arrowbank.bank.manifest import FORMAT, MANIFEST, STATE, read_json
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats import deepspec, dump, specforge, speculators
+from arrowbank.formats.export_checks import layout_of
 from arrowbank.formats.sidecar import SIDECAR, find_sidecar, origin, sidecar_in
-from arrowbank.formats.verify import layout_of
 
 EPISODES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet", ".arrow")
 TOKEN_IDS = (".bin", ".npy")

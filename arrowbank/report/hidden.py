@@ -10,12 +10,12 @@ import numpy.typing as npt
 from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.floats import float32_of
-from arrowbank.bank.kinds.taps import TapsBank
-from arrowbank.bank.kinds.targets import TargetBank
+from arrowbank.bank.kinds.taps_bank import TapsBank
+from arrowbank.bank.kinds.targets_bank import TargetBank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural
 from arrowbank.drawing.plots import bars_of, histogram, ranges
-from arrowbank.report.sampling import SOME_ROWS, numbers, of_sample, sampled_norms, spread_rows, take
+from arrowbank.report.sample import SOME_ROWS, numbers, of_sample, sampled_norms, spread_rows, take
 from arrowbank.report.section import Section, Story, plots, table
 from arrowbank.report.subject import Subject
 

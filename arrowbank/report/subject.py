@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.kinds import every_kind, kind_of
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.bank.manifest import MANIFEST
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.reader import Bank, local_folder
 from arrowbank.errors import ArrowbankError, IncompleteBank, InputError
 from arrowbank.progress import SILENT, Progress

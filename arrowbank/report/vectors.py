@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow.compute as pc
 
 from arrowbank.bank.files import human_bytes
-from arrowbank.bank.kinds.features import FeatureBank
-from arrowbank.bank.kinds.texts import TextsBank
-from arrowbank.bank.kinds.tokens import TokensBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
+from arrowbank.bank.kinds.texts_bank import TextsBank
+from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Plot
 from arrowbank.drawing.markup import Markup, number, percent, plural, tag
 from arrowbank.drawing.plots import bars_of, histogram, shares
 from arrowbank.report.atlas import make_atlas, map_section
-from arrowbank.report.sampling import FEW_ROWS, SOME_ROWS, TEXT_ROWS, names, numbers, of_sample, spread_rows, take
+from arrowbank.report.sample import FEW_ROWS, SOME_ROWS, TEXT_ROWS, names, numbers, of_sample, spread_rows, take
 from arrowbank.report.section import Section, Story, plots, table
 from arrowbank.report.subject import Subject
 

@@ -11,7 +11,7 @@ from arrowbank.bank.cards import describe_bank
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.files import human_bytes, publish_alone, refuse_address
 from arrowbank.bank.kinds import kind_of, resolve
-from arrowbank.bank.kinds.features import FeatureBank
+from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.bank.manifest import MANIFEST
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.reader import Bank

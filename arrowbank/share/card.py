@@ -18,7 +18,7 @@ from arrowbank.bank.files import human_bytes
 from arrowbank.bank.kinds import FOLDER, Description
 from arrowbank.bank.manifest import CARD, dataset_info
 from arrowbank.bank.remote.addresses import HUB
-from arrowbank.bank.remote.fetching import PLOT
+from arrowbank.bank.remote.fetch import PLOT
 from arrowbank.share.destinations import Outgoing
 from arrowbank.share.pictures import picture_of, svg
 

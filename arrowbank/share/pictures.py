@@ -13,7 +13,7 @@ from arrowbank.bank import Bank
 from arrowbank.bank.columns import fixed_lists, list_values, values_of
 from arrowbank.bank.floats import float32_of
 from arrowbank.bank.kinds import kind_of, resolve
-from arrowbank.bank.kinds.targets import TargetBank
+from arrowbank.bank.kinds.targets_bank import TargetBank
 from arrowbank.drawing.frame import Plot, svg_file
 from arrowbank.drawing.markup import number
 from arrowbank.drawing.plots import bars_of, histogram, ranges

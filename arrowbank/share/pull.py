@@ -9,7 +9,7 @@ from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import parse_address
 from arrowbank.bank.remote.cache import store_of
-from arrowbank.bank.remote.fetching import fetch_bank
+from arrowbank.bank.remote.fetch import fetch_bank
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
 

@@ -21,7 +21,7 @@ from arrowbank.bank.names import name_fault
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import WEB, Address, parse_address
-from arrowbank.bank.remote.fetching import PLOT, parsed_manifest, read_remote_manifest, wrong_file
+from arrowbank.bank.remote.fetch import PLOT, parsed_manifest, read_remote_manifest, wrong_file
 from arrowbank.bank.remote.stores import StoredFile, side_by_side
 from arrowbank.bank.verify import verify
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch

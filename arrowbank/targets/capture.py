@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.floats import Bits, all_finite, nonfinite
-from arrowbank.bank.kinds.targets import TargetFacts, TargetSample, manifest_of, needed_positions
+from arrowbank.bank.kinds.targets_bank import TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
@@ -28,7 +28,6 @@ from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model,
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Natural, Old, Part, Place, Settings, checked, refuse_unread
 from arrowbank.targets.conversations import ChatTokenizer
-from arrowbank.targets.rows import ASSISTANT_TOKENS, PreparedRows, RowMaker, RowRules, loss_mask_rule, prepare, samples_at
 from arrowbank.targets.shards import (
     ShardColumns,
     StoredAs,
@@ -37,6 +36,15 @@ from arrowbank.targets.shards import (
     check_layers,
     publish_tally,
     target_shards,
+)
+from arrowbank.targets.target_rows import (
+    ASSISTANT_TOKENS,
+    PreparedRows,
+    RowMaker,
+    RowRules,
+    loss_mask_rule,
+    prepare,
+    samples_at,
 )
 
 if TYPE_CHECKING:

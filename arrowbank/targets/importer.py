@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.floats import all_finite
-from arrowbank.bank.kinds.targets import (
+from arrowbank.bank.kinds.targets_bank import (
     Norm,
     RowsView,
     TargetFacts,

@@ -17,7 +17,7 @@ from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import publish_json
 from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, nonfinite
-from arrowbank.bank.kinds.targets import KIND, Codec, Spans, TargetFacts, TargetRows, TargetSample, needed_positions
+from arrowbank.bank.kinds.targets_bank import KIND, Codec, Spans, TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.engine.plan import Shard, cut_shards
 from arrowbank.engine.stage import Stage

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from arrowbank.bank.checks import Check, attempt
 from arrowbank.bank.columns import list_values
 from arrowbank.bank.files import publish_alone, refuse_address, refuse_other_file
-from arrowbank.bank.kinds.targets import TargetBank
+from arrowbank.bank.kinds.targets_bank import TargetBank
 from arrowbank.bank.manifest import canonical_json
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explained
 from arrowbank.errors import CorruptBank, InputError

@@ -11,7 +11,7 @@ from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import MANIFEST, STATE
 from arrowbank.bank.refusals import explained
 from arrowbank.bank.remote.addresses import WEB, Address, parse_address
-from arrowbank.bank.remote.fetching import fetch_bank, parsed_manifest, read_remote_manifest
+from arrowbank.bank.remote.fetch import fetch_bank, parsed_manifest, read_remote_manifest
 from arrowbank.bank.remote.stores import Store
 from arrowbank.errors import RemoteError
 from arrowbank.progress import SILENT, Progress

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from arrowbank.bank.manifest import CARD, MANIFEST, STATE
 from arrowbank.bank.refusals import explained
-from arrowbank.bank.remote.fetching import PLOT, parsed_manifest
+from arrowbank.bank.remote.fetch import PLOT, parsed_manifest
 from arrowbank.bank.remote.objects import BLOCK, ObjectStore, object_errors
 from arrowbank.bank.remote.stores import Report, StoredFile, side_by_side
 

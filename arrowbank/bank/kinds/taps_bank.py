@@ -13,7 +13,7 @@ import pyarrow as pa
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import fixed_lists, nested_lists, values_of
 from arrowbank.bank.kinds import INT, Description, Field, Kind, Types, column_sum, equal, fixed, lists, register, vectors
-from arrowbank.bank.kinds.trunk import model_fields
+from arrowbank.bank.kinds.trunk_bank import model_fields
 from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Whole, Width
 from arrowbank.bank.reader import Bank
 

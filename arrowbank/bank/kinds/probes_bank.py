@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from arrowbank.bank.kinds import INT, LONG, STRING, Description, Field, Kind, Types, equal, fixed, parts, register
-from arrowbank.bank.kinds.in2 import ANSWERS, FillerEntry
+from arrowbank.bank.kinds.in2_bank import ANSWERS, FillerEntry
 from arrowbank.bank.manifest import INFO, BankManifest, Manifest, Width
 from arrowbank.bank.reader import Bank
 

@@ -1,7 +1,6 @@
 """Verifying exports and caches: bytes and digests by the sidecar, strays that a loader would take, and each format read again.
 
-A folder without a sidecar, because another program wrote it, is only read again: the first line says what that cannot find.
-"""
+A folder without a sidecar, because another program wrote it, is only read again: the first line says what that cannot find."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
 from arrowbank.bank.files import digest_of, human_bytes
-from arrowbank.bank.kinds.targets import TargetRows
+from arrowbank.bank.kinds.targets_bank import TargetRows
 from arrowbank.bank.manifest import JOURNAL, STATE, read_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, MATRIX_FILE, TEXTS_FILE

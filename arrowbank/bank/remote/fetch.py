@@ -2,8 +2,7 @@
 
 The manifest comes first, so that the folder says what it is going to be; every other file goes through `journal/`, and into its
 place only when its size and sha256 are the manifest's; `state.json` comes last: before it is there, `load_from_disk` and
-`open_bank` refuse the folder. What an earlier call brought, and is right, is kept.
-"""
+`open_bank` refuse the folder. What an earlier call brought, and is right, is kept."""
 
 from __future__ import annotations
 
@@ -25,17 +24,7 @@ from arrowbank.bank.files import (
 )
 from arrowbank.bank.journal import Journal
 from arrowbank.bank.locks import FolderLock
-from arrowbank.bank.manifest import (
-    CARD,
-    JOURNAL,
-    MANIFEST,
-    MAX_JSON_BYTES,
-    SHA256,
-    STATE,
-    Manifest,
-    parsed_json,
-    readable_json,
-)
+from arrowbank.bank.manifest import CARD, JOURNAL, MANIFEST, MAX_JSON_BYTES, SHA256, STATE, Manifest, parsed_json, readable_json
 from arrowbank.bank.manifest_checks import check_manifest, checked_manifest, refuse_changed
 from arrowbank.bank.names import checked_place, own_folder, refuse_links
 from arrowbank.bank.places import in_words, is_bare_journal, visible

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from arrowbank.features.audit import Audit
     from arrowbank.features.search import Searcher
 
+
 PROMPT = "> "
 SHOWN_PAIRS = 3
 

@@ -23,8 +23,8 @@ from arrowbank.bank.manifest import MANIFEST
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.formats.tokens import is_token_export
 from arrowbank.in2.arm_checks import ExportedArm, Finding, LoaderWindows, filler, findings, lists, records, repeated_keys
+from arrowbank.in2.arm_config import SHARED
 from arrowbank.in2.blocks import Arm, Block
-from arrowbank.in2.config import SHARED
 from arrowbank.in2.fillers import Filler
 from arrowbank.in2.placement import KeyCounter
 from arrowbank.in2.raw_shards import ArmCounts, fields, raw_names

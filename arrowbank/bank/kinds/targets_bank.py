@@ -28,6 +28,7 @@ from arrowbank.progress import SILENT, Progress
 if TYPE_CHECKING:
     from arrowbank.bank.torch_rows import TorchTargets
 
+
 # what exports and trainers take hidden states for
 LABELS = (
     *("target_model_name_or_path", "target_layer_ids", "layer_id_convention", "layers", "hidden_size", "hidden_dtype"),

@@ -2,8 +2,7 @@
 
 "inner" takes the part that reads text: the model without its LM head, a vision-language wrapper's decoder (its vision tower is
 let go), an encoder-decoder's encoder. "outer" keeps the whole model. Whatever of it will run must come from the
-checkpoint: a weight that transformers had to make up is an error. Nothing here reads pickles or the network.
-"""
+checkpoint: a weight that transformers had to make up is an error. Nothing here reads pickles or the network."""
 
 from __future__ import annotations
 
@@ -16,13 +15,14 @@ from torch import nn
 from torch.nn import functional
 
 from arrowbank.errors import InputError
-from arrowbank.models.config import ModelConfig
 from arrowbank.models.describe import ModelInfo, read_config
 from arrowbank.models.device import cap_memory, quiet, refusing
 from arrowbank.models.layers import LayerReader
+from arrowbank.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
 
 _PACKED_ROWS = 32
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from arrowbank.bank.kinds import every_kind, kind_of
-from arrowbank.bank.kinds.texts import TextsBank
-from arrowbank.bank.kinds.tokens import TokensBank
+from arrowbank.bank.kinds.texts_bank import TextsBank
+from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.reader import Bank, local_folder, open_committed
 from arrowbank.bank.refusals import explains
 from arrowbank.errors import InputError

@@ -2,8 +2,7 @@
 
 parquet   data-00000.parquet … a file a shard, with the column types as `datasets` spells them in the schema, so that
           `load_dataset("parquet", …)` gives fixed-size lists and float16 back
-npy       features.f16.npy, index.json, texts.jsonl: what a bank built with --no-mirror has left out (see `arrowbank.bank.mirror`)
-"""
+npy       features.f16.npy, index.json, texts.jsonl: what a bank built with --no-mirror has left out (see `arrowbank.bank.mirror`)"""
 
 from __future__ import annotations
 

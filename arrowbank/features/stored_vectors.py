@@ -1,4 +1,4 @@
-"""Tokens to stored vectors: rows in batches of equal length through an encoder, then normalised and rounded."""
+"""Tokens to stored vectors: rows in batches of equal length through an encoder, then normalized and rounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from arrowbank.bank.columns import list_values
 from arrowbank.engine.plan import Batch, BatchRules, batches, gather
 from arrowbank.errors import InputError
-from arrowbank.features.config import Encoder, stream
+from arrowbank.features.encode_config import Encoder, stream
 
 
 def encoded(encoder: Encoder, input_ids: pa.Array, rules: BatchRules) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
@@ -29,7 +29,7 @@ def encoded(encoder: Encoder, input_ids: pa.Array, rules: BatchRules) -> Iterato
 
 
 def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.bool_]]:
-    """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalised, rounded to nearest even), and which rows may be stored.
+    """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalized, rounded to nearest even), and which rows may be stored.
 
     A row may be stored when it is finite and not all zero: [N] bool.
     """

@@ -15,9 +15,9 @@ import torch
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column
-from arrowbank.bank.kinds.trunk import TAPS_KIND, TrunkBank, lists_of, row_offsets
+from arrowbank.bank.kinds.trunk_bank import TAPS_KIND, TrunkBank, lists_of, row_offsets
 from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.places import Named, beside
 from arrowbank.engine.plan import SHARD_BYTES, BatchRules, Shard, batches, cut_shards
 from arrowbank.engine.stage import RunOptions, Stage

@@ -9,8 +9,8 @@ from arrowbank.bank.manifest import JOURNAL
 from arrowbank.bank.refusals import explains
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.bank.verify import verify as verify_bank
+from arrowbank.formats.export_checks import layout_of, verify_export
 from arrowbank.formats.sidecar import find_sidecar
-from arrowbank.formats.verify import layout_of, verify_export
 from arrowbank.progress import SILENT, Progress
 from arrowbank.report.folders import is_bank, is_ours
 from arrowbank.settings import checked

@@ -25,7 +25,7 @@ from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.loss import topk_kl
 from arrowbank.mtp.measure import Measured, measure
 from arrowbank.mtp.trace import TRACE
-from arrowbank.mtp.windows import shuffled, xorshift64
+from arrowbank.mtp.trunk_records import shuffled, xorshift64
 from arrowbank.progress import Progress
 
 STATE = "state.safetensors"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from arrowbank.bank.checks import reason
 from arrowbank.engine.plan import SHARD_ROWS, BatchRules
 from arrowbank.errors import ArrowbankError, InputError
-from arrowbank.models.config import ModelConfig
+from arrowbank.models.model_config import ModelConfig
 from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Place, Settings, refuse_unread
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.

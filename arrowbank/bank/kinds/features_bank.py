@@ -32,7 +32,7 @@ from arrowbank.bank.kinds import (
     fixed,
     register,
 )
-from arrowbank.bank.kinds.texts import check_keys, check_unique, value_counts
+from arrowbank.bank.kinds.texts_bank import check_keys, check_unique, value_counts
 from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Width, read_json
 from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.mirror import INDEX_ENTRY_BYTES, INDEX_FILE, MATRIX_FILE, TEXTS_FILE, mirror_fields
@@ -43,6 +43,7 @@ from arrowbank.settings import checked
 
 if TYPE_CHECKING:
     from arrowbank.bank.torch_rows import TorchVectors
+
 
 # float16 keeps 11 bits: each of D rounded components is off by at most 2^-12 of itself, and so is the norm
 NORM_TOLERANCE = 2.0**-11

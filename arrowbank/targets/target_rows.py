@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from arrowbank.bank.columns import list_column, list_values, one_array
 from arrowbank.bank.files import HashedFile, publish_json, publishing, sha256_of
-from arrowbank.bank.kinds.targets import needed_positions
+from arrowbank.bank.kinds.targets_bank import needed_positions
 from arrowbank.bank.locks import waiting_lock
 from arrowbank.bank.manifest import readable_json
 from arrowbank.bank.refusals import raise_refusal

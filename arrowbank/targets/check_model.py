@@ -17,12 +17,12 @@ import torch
 
 from arrowbank.bank.checks import NOTHING, Check, attempt, found_wrong, run_check
 from arrowbank.bank.floats import Bits, float32_of
-from arrowbank.bank.kinds.targets import EMBEDDINGS, TargetBank, TargetRows, TargetSample, target_checks
-from arrowbank.bank.opening import open_bank
+from arrowbank.bank.kinds.targets_bank import EMBEDDINGS, TargetBank, TargetRows, TargetSample, target_checks
+from arrowbank.bank.open import open_bank
 from arrowbank.bank.verify import verify as verify_bank
 from arrowbank.errors import InputError, NothingChecked
 from arrowbank.formats import deepspec
-from arrowbank.formats.verify import verify_bytes
+from arrowbank.formats.export_checks import verify_bytes
 from arrowbank.models import ModelConfig, describe
 from arrowbank.models.device import resolve_device
 from arrowbank.progress import SILENT, Progress
@@ -120,7 +120,7 @@ class Witness:
     """The target model with its head, tapped at every block. Raises InputError for a model that cannot be."""
 
     def __init__(self, config: ModelConfig) -> None:
-        from arrowbank.models.loading import load_reader
+        from arrowbank.models.load import load_reader
         from arrowbank.models.taps import TapReader
 
         config = replace(config, backbone="outer", layer=-1)
