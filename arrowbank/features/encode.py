@@ -25,7 +25,7 @@ from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import Batch, Shard, batch_counts, batches, gather, rows_a_shard, shard_ranges
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
-from arrowbank.errors import BadVector
+from arrowbank.errors import BadVector, InputError
 from arrowbank.features.encode_config import (
     DRIFT_SAMPLE,
     ENCODING_METHOD,
@@ -327,6 +327,12 @@ class EncodeStage(Stage):
         }
 
     def check(self) -> None:
+        limit, longest = self.model.max_positions if self.model else None, int(np.diff(self._offsets).max(initial=0))
+        if limit is not None and longest > limit:
+            raise InputError(
+                f"{self.token_bank.folder}: a text of {longest} tokens, but model {self.config.model_path!r} has {limit} positions. "
+                f"Tokenize with --max-tokens {limit} or less."
+            )
         if self.old:
             check_fits(self.old, self.recipe, self.manifest, texts=self.texts, tokens=self.token_bank)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from arrowbank.bank.files import free_bytes, human_bytes, require_space
 from arrowbank.bank.info import PARTS
 from arrowbank.bank.manifest import MANIFEST, Manifest
 from arrowbank.bank.places import Named, require_separate
@@ -14,13 +15,17 @@ from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import InputError
 from arrowbank.features.encode import encode
 from arrowbank.features.encode import inputs_of as encoded
-from arrowbank.features.encode_config import EncodeConfig, check_growth
-from arrowbank.features.scan import ScanConfig, scan
+from arrowbank.features.encode_config import EncodeConfig, check_growth, load_custom_encoder
+from arrowbank.features.grow import open_old
+from arrowbank.features.scan import ScanConfig, sample_texts, scan
 from arrowbank.features.scan import inputs_of as scanned
-from arrowbank.features.tokenize import TokenizeConfig, tokenize
-from arrowbank.models import local_model
+from arrowbank.features.tokenize import TokenizeConfig, tokenize, truncating_backend
+from arrowbank.models import describe, load_tokenizer, local_model, require_loadable
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Help, Part, Place, Settings, checked, refuse_unread
+
+SAMPLED_BYTES = 1 << 25  # of the sources, read before the scan to tell whether there is room
+ROW_BYTES = 64  # at least, of a text in the three banks, beside its characters and its vector: keys, lengths, a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +66,52 @@ def build(
     texts, tokens, features = (Path(out) / name for name in PARTS)
     require_separate([("--out", texts), ("--out", tokens), ("--out", features)], inputs_of(config))
     config = _grown(config, config.onto) if config.onto is not None else config
+    _check_stages(config, Path(out), options, progress)
     scan(config.scan, texts, restart=options.restart, progress=progress)
     tokenize(config.tokenize, texts, tokens, options=replace(options, shards=None, rows=None), progress=progress)
     return encode(config.encode, tokens, features, options=options, progress=progress)
+
+
+def _check_stages(config: BuildConfig, out: Path, options: RunOptions, progress: Progress) -> None:
+    """Refuse, before the scan, what `tokenize` and `encode` would refuse after it."""
+    tokenizer = load_tokenizer(config.tokenize.tokenizer, trust_remote_code=config.tokenize.trust_remote_code)
+    truncating_backend(tokenizer, config.tokenize)
+    if config.encode.model is None:
+        hidden_size = int(load_custom_encoder(config.encode.model_path).hidden_size)
+    else:
+        info = describe(config.encode.model)
+        hidden_size, limit, most = info.hidden_size, info.max_positions, config.tokenize.max_tokens
+        if limit is not None and most > limit:
+            raise InputError(
+                f"model {info.model!r}: has {limit} positions, and texts may have {most} tokens (--max-tokens). Give --max-tokens "
+                f"{limit} or less."
+            )
+        require_loadable(config.encode.model, info)
+    if config.encode.onto is not None:
+        open_old(config.encode.onto)
+    elif options.shards is None and options.rows is None and not any((out / part).exists() for part in PARTS):
+        _check_space(config, out, hidden_size, progress)
+
+
+def _check_space(config: BuildConfig, out: Path, hidden_size: int, progress: Progress) -> None:
+    """Refuse banks that the disk under `out` has no room for, from the sources' texts. They are counted, or, where there are many,
+    the first of every file are: texts may then repeat later on, so that only twice the room that there is is too much."""
+    sample = sample_texts(config.scan, SAMPLED_BYTES)
+    if not sample.texts:
+        return  # the scan says so
+    limits = [limit for limit in (config.encode.limit, config.encode.trial) if limit is not None]
+    texts = round(sample.texts / sample.share)
+    vectors = min([texts, *limits]) * 2 * hidden_size * (2 if config.encode.mirror else 1)
+    needed = vectors + texts * ROW_BYTES + 2 * round(sample.bytes / sample.share)
+    what = (
+        f"a bank of {texts:,} texts"
+        if sample.share == 1
+        else f"a bank of some {texts:,} texts, as many as its first {sample.texts:,} suggest,"
+    )
+    if sample.share == 1 or needed // 2 > free_bytes(out):
+        require_space(out, needed, what)
+    elif needed > free_bytes(out):
+        progress.message(f"{out}: {what} may take {human_bytes(needed)}, the disk has {human_bytes(free_bytes(out))} free")
 
 
 def inputs_of(config: BuildConfig) -> list[Named]:

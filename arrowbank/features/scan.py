@@ -363,6 +363,35 @@ def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progr
         check_unchanged(prints)
 
 
+@dataclass(frozen=True)
+class TextSample:
+    """The first texts of every file of the sources: how many different ones, their bytes, and which share of the sources was read."""
+
+    texts: int
+    bytes: int
+    share: float
+
+
+def sample_texts(config: ScanConfig, most_bytes: int) -> TextSample:
+    """Read about `most_bytes` of the sources, or all of them where they have no more. Raises what `scan` raises for what is read."""
+    config, sources = find_texts(config)
+    files = [(source, file) for source in sources for file in source.files]
+    keys, size, read, whole = KeyTable(), 0, 0, True
+    with ScanWorkers(config.rules, 0) as crew:
+        for source, file in files:
+            here = 0
+            for origin, extracted in _extracts(crew, config.rules, [replace(source, files=(file,))], {}):
+                found = extracted.extract
+                fresh = keys.add(np.frombuffer(found.digests, np.uint32).reshape(-1, WORDS))
+                size += int(np.frombuffer(found.lengths, np.uint32)[fresh].sum(dtype=np.int64))
+                here += origin.bytes
+                if here >= most_bytes // len(files) and here < size_of(file.path):
+                    whole = False
+                    break
+            read += here
+    return TextSample(len(keys), size, 1.0 if whole else read / sum(size_of(file.path) for _, file in files))
+
+
 def _blocks(sources: Sequence[Source], prints: Prints, rules: Rules) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
     paths = [parse_path(path) for _, path in rules.fields]
     columns = list(dict.fromkeys(str(path[0]) for path in paths))
@@ -370,7 +399,7 @@ def _blocks(sources: Sequence[Source], prints: Prints, rules: Rules) -> Iterator
     number = 0
     for source in sources:
         for file in source.files:
-            for block, size in read_blocks(file, reading, prints[file.path], columns, spans=True):
+            for block, size in read_blocks(file, reading, prints.get(file.path), columns, spans=True):
                 if isinstance(block, BadLine):
                     yield _Origin(source.name, number, file, size), extract_of(block, rules)
                 elif isinstance(block, bytes | Span):

@@ -38,6 +38,7 @@ __all__ = [
     "load_tokenizer",
     "local_model",
     "model_fingerprint",
+    "require_loadable",
     "resolve_model",
     "tokenizer_fingerprint",
 ]
@@ -53,6 +54,13 @@ def load_encoder(config: ModelConfig, *, worker: int = 0, info: ModelInfo | None
     from arrowbank.models import encoder
 
     return encoder.load(config, info or describe(config), worker=worker)
+
+
+def require_loadable(config: ModelConfig, info: ModelInfo) -> None:
+    """Raise InputError where transformers cannot load the model of `info` whole. No value of a weight is read."""
+    from arrowbank.models import load
+
+    load.require_loadable(config, info)
 
 
 def load_taps(

@@ -52,6 +52,15 @@ def load_reader(config: ModelConfig, info: ModelInfo, device: torch.device, read
             ) from error
 
 
+def require_loadable(config: ModelConfig, info: ModelInfo) -> None:
+    """Raise InputError where transformers cannot load the model of `info` whole. No value of a weight is read: transformers itself loads
+    the model on torch's "meta" device, so the class, the names and the shapes are those of the real load. What is stored quantized is
+    left to its own loader.
+    """
+    if info.quantisation is None or config.load_in_4bit:
+        load_reader(config, info, torch.device("meta"), lambda part: part)
+
+
 def widen_where_needed(reader: nn.Module, info: ModelInfo, device: torch.device) -> None:
     """Give a bfloat16 model on a CPU that lacks bfloat16 instructions its linear layers in float32 (see widened.py)."""
     if matmul_dtype(info, device) is not getattr(torch, info.dtype):
@@ -118,6 +127,8 @@ def _without_pooler(model_class: Any, hf_config: PretrainedConfig) -> dict[str, 
 def _placement(config: ModelConfig, info: ModelInfo, device: torch.device) -> dict[str, Any]:
     """from_pretrained's arguments for where weights go and how they are stored."""
     arguments: dict[str, Any] = {}
+    if device.type == "meta":
+        return {"device_map": "meta"}
     capped = device.type == "cuda" and config.gpu_memory_gb is not None
     if config.load_in_4bit:
         from transformers import BitsAndBytesConfig

@@ -40,6 +40,10 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
             f"tokenizer of {model!r} is {type(tokenizer).__name__}, a slow (pure Python) one; expected a fast one. Convert it "
             "once: transformers.convert_slow_tokenizer.convert_slow_tokenizer(tokenizer).save('tokenizer.json') in that folder"
         )
+    if set(tokenizer.backend_tokenizer.get_vocab()) <= set(
+        tokenizer.all_special_tokens
+    ):  # what transformers makes of no files at all
+        raise InputError(_no_tokenizer(model, folder, f"its {type(tokenizer).__name__} has no tokens but special ones"))
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = _NO_LIMIT
@@ -83,6 +87,6 @@ def _no_tokenizer(model: str, folder: Path, reason: str) -> str:
     if (folder / "tokenizer.json").is_file():
         return f"tokenizer of {model!r} cannot be loaded: {reason}"
     return (
-        f"{model!r} has no tokenizer.json and transformers makes no tokenizer from it: {reason}\n"
+        f"{model!r} has no tokenizer.json and transformers makes no usable tokenizer from it: {reason}\n"
         "Give a folder or Hub id that holds a tokenizer.json."
     )
