@@ -41,12 +41,13 @@ from arrowbank.settings import Count, Flag, Help, Place, Settings, checked
 
 if TYPE_CHECKING:
     import datasets
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
 METHOD = 1  # raise it when the same recipe would give other ids
 BATCH_ROWS = 1000
+PIECE_BYTES = 1 << 24  # of texts that are strings of Python at the same time, about
 ROWS_WORTH_A_PROCESS = 2000
 SAMPLES, SAMPLED_TEXTS = 20, 50  # an estimate looks at so many places of the texts, and so many texts at each
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
@@ -95,11 +96,11 @@ class Batches:
         return _read_backend(self.tokenizer_file, self.split_special_tokens)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        encodings = models.encode_texts(
-            self.backend(),
-            [self.prompt + text for text in table.column("text").to_pylist()],
-            special_tokens=self.special_tokens,
-        )
+        backend, column = self.backend(), table.column("text")
+        encodings: list[Encoding] = []
+        for start, stop in _pieces(column):  # so that long texts are not all in memory at once
+            texts = [self.prompt + text for text in column.slice(start, stop - start).to_pylist()]
+            encodings += models.encode_texts(backend, texts, special_tokens=self.special_tokens)
         ids = [encoding.ids for encoding in encodings]
         truncated = [len(i) >= self.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
         empty = [not i for i in ids]
@@ -111,6 +112,20 @@ class Batches:
         values = np.fromiter(chain.from_iterable(ids), np.int32, int(offsets[-1]))
         column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
         return pa.Table.from_arrays([column, pa.array(lengths), pa.array(truncated), pa.array(empty)], schema=RESULT_SCHEMA)
+
+
+def _pieces(column: pa.ChunkedArray) -> Iterator[tuple[int, int]]:
+    """Ranges of texts that have at most PIECE_BYTES together, or are one text."""
+    import pyarrow.compute as pc
+
+    sizes = np.asarray(pc.binary_length(column).to_pylist())
+    start, size = 0, 0
+    for row in np.flatnonzero(sizes > PIECE_BYTES // BATCH_ROWS).tolist() if sizes.sum() > PIECE_BYTES else ():
+        if size + sizes[row] > PIECE_BYTES and row > start:
+            yield start, row
+            start, size = row, 0
+        size += int(sizes[row])
+    yield start, len(column)
 
 
 @explains("out")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _NO_LIMIT = int(1e30)
+
+# How much of a long text is read: about twice the characters of ordinary text for the tokens that are kept, and a margin.
+_TOKEN_CHARS, _MARGIN_CHARS, _MARGIN_TOKENS = 8, 2048, 64
+_LONG = 4  # times as much is a long text: reading its beginning twice is then less work than reading it whole
+_FURTHER_CHARS = 512
+# After a letter: no pre-tokenizer in use has a piece that goes on past it. (An apostrophe may begin "'s", which some keep with the word.)
+_BOUNDARIES = (re.compile(r"(?<=[^\W\d_])(?=\s)"), re.compile(r"(?<=[^\W\d_])(?=[^\w\s'’])|(?<=[^\W\d_])(?=[0-9])"))
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
@@ -56,9 +65,49 @@ def tokenizing() -> AbstractContextManager[None]:
 
 
 def encode_texts(backend: Tokenizer, texts: Sequence[str], *, special_tokens: bool = False) -> list[Encoding]:
-    """What the Rust tokenizer makes of texts, without offsets. Raises InputError where it fails."""
+    """What the Rust tokenizer makes of texts, without offsets. Raises InputError where it fails.
+
+    Where it truncates on the right, of a long text only a beginning is read that decides the tokens kept: see `_beginning`. They are
+    those of the whole text; `overflowing` is then only as much of the rest as was read.
+    """
+    truncation = backend.truncation
+    if truncation is not None and truncation["direction"] == "right" and not truncation["stride"]:
+        texts = [_beginning(backend, text, int(truncation["max_length"])) for text in texts]
     with tokenizing():
         return list(backend.encode_batch_fast(texts, add_special_tokens=special_tokens))
+
+
+def _beginning(backend: Tokenizer, text: str, kept: int) -> str:
+    """A beginning of `text` whose first `kept` tokens are those of the text; a text that is not long, or has none, itself.
+
+    It ends at a boundary of words, has some more tokens than are kept, and all its tokens begin the tokens of a longer beginning, too: so
+    what follows the cut changes none of them, and those that are kept lie far before it.
+    """
+    size = _TOKEN_CHARS * kept + _MARGIN_CHARS
+    while _LONG * size <= len(text):
+        cut = _boundary(text, size)
+        if cut is not None:
+            further = _boundary(text, cut + 2 * _FURTHER_CHARS) or cut + 2 * _FURTHER_CHARS
+            with tokenizing():
+                shorter, longer = backend.encode_batch_fast([text[:cut], text[:further]], add_special_tokens=False)
+            ids = _all_ids(shorter)
+            if len(ids) >= kept + _MARGIN_TOKENS and ids == _all_ids(longer)[: len(ids)]:
+                return text[:cut]
+        size *= 4
+    return text
+
+
+def _boundary(text: str, size: int) -> int | None:
+    """The last place in the last characters of text[:size] where a word ends; the end of a line or a space before others."""
+    for pattern in _BOUNDARIES:
+        ends = [found.start() for found in pattern.finditer(text, size - _FURTHER_CHARS, size)]
+        if ends:
+            return ends[-1]
+    return None
+
+
+def _all_ids(encoding: Encoding) -> list[int]:
+    return list(chain(encoding.ids, *(rest.ids for rest in encoding.overflowing)))
 
 
 def tokenizer_fingerprint(tokenizer: Path | PreTrainedTokenizerFast) -> str:
