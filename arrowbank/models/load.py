@@ -61,6 +61,19 @@ def require_loadable(config: ModelConfig, info: ModelInfo) -> None:
         load_reader(config, info, torch.device("meta"), lambda part: part)
 
 
+def empty_part(config: ModelConfig, info: ModelInfo) -> Any:
+    """The part of the model of `info` that reads text, without weights: modules on the meta device."""
+    hf_config = read_config(info.folder, trust_remote_code=config.trust_remote_code)
+    remote = (getattr(hf_config, "auto_map", None) or {}) if config.trust_remote_code else {}
+    model_class = _inner_class(info, remote)
+    with torch.device("meta"), quiet():
+        if hasattr(model_class, "from_config"):  # an auto class
+            model = model_class.from_config(hf_config, trust_remote_code=config.trust_remote_code)
+        else:
+            model = model_class(hf_config)
+    return _text_part(model, hf_config)
+
+
 def widen_where_needed(reader: nn.Module, info: ModelInfo, device: torch.device) -> None:
     """Give a bfloat16 model on a CPU that lacks bfloat16 instructions its linear layers in float32 (see widened.py)."""
     if matmul_dtype(info, device) is not getattr(torch, info.dtype):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,6 +46,7 @@ from arrowbank.targets.target_rows import (
     prepare,
     samples_at,
 )
+from arrowbank.targets.vllm_runner import EngineConfig, Vllm, VllmJob, VllmStates, find_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -63,6 +64,7 @@ class CaptureJob:
 
     rows      the file of prepared rows
     tallies   the folder for the counts of shards
+    vllm      how a worker gets its vLLM; None where transformers runs the model
     """
 
     model: ModelConfig
@@ -71,10 +73,13 @@ class CaptureJob:
     rules: BatchRules
     rows: Path
     tallies: Path
+    vllm: VllmJob | None = None
 
     def __call__(self, number: int) -> ShardCapturer:
         from arrowbank.models import load_taps
 
+        if self.vllm is not None:
+            return ShardCapturer(self, self.vllm.load(number))
         layers = self.facts.target_layer_ids or ()
         states = load_taps(self.model, layers, self.facts.last_hidden_norm, worker=number, info=self.info)
         return ShardCapturer(self, states)
@@ -83,7 +88,7 @@ class CaptureJob:
 class ShardCapturer:
     """A worker that holds the model and the prepared rows."""
 
-    def __init__(self, job: CaptureJob, states: HiddenStates) -> None:
+    def __init__(self, job: CaptureJob, states: HiddenStates | VllmStates) -> None:
         self.job, self.states = job, states
         self._rows = PreparedRows(job.rows)
 
@@ -187,6 +192,8 @@ class CaptureConfig(Settings):
     max_length: Annotated[Count, Help("Tokens kept of a sample.")] = 2048
     min_loss_tokens: Annotated[Natural, Help("Samples with fewer are dropped.")] = 14
     last_hidden_norm: Annotated[Literal["post", "pre"], Help("Last hidden states: after or before the final norm.")] = "post"
+    runner: Annotated[Literal["transformers", "vllm"], Help("What runs the model.")] = "transformers"
+    engine: EngineConfig = field(default_factory=EngineConfig)
     codec: StoredAs = "bf16"
     spans: StoredSpans = "all"
     rules: BatchRules = field(default_factory=BatchRules)
@@ -198,6 +205,11 @@ class CaptureConfig(Settings):
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)
+        if self.runner == "vllm":
+            refuse_unread("--runner vllm", self.model, ["load_in_4bit"])
+            refuse_unread("--runner vllm", self.rules, ["max_batch", "token_budget"])
+        else:
+            refuse_unread("--runner transformers", self.engine, [one.name for one in fields(self.engine)])
 
 
 class CaptureStage(TargetStage):
@@ -208,6 +220,7 @@ class CaptureStage(TargetStage):
     def __init__(self, config: CaptureConfig) -> None:
         self.config = config
         self.lengths = self.needed = np.empty(0, np.int64)  # until the rows are counted or prepared
+        self.vllm_job: VllmJob | None = None
 
     @property
     def inputs(self) -> list[Named]:
@@ -224,6 +237,27 @@ class CaptureStage(TargetStage):
                 f"{info.num_layers}; expected ids from 0 to {info.num_layers - 1}, or −1 for the embeddings."
             )
         return info
+
+    @cached_property
+    def vllm(self) -> Vllm | None:
+        """The serving engine; InputError where it is not there, or cannot run this model."""
+        if self.config.runner != "vllm":
+            return None
+        return find_vllm(
+            self.config.engine, self.config.model, self.model, self.config.target_layer_ids, self.config.last_hidden_norm
+        )
+
+    def check(self) -> None:
+        _ = self.vllm
+
+    def default_workers(self, todo: Sequence[Shard]) -> int:
+        return super().default_workers(todo) if self.vllm is None else self.vllm.workers
+
+    @property
+    def gpus(self) -> int:
+        if self.vllm is None:
+            return super().gpus
+        return self.config.engine.tensor_parallel if self.vllm.device == "cuda" else 0
 
     @cached_property
     def records(self) -> Records:
@@ -300,6 +334,7 @@ class CaptureStage(TargetStage):
             "on_bad_line": self.config.on_bad_line or "error",
             **self.sources,
             **manifest_of(self.facts),
+            **({} if self.vllm is None else {"engine": self.vllm.recipe()}),
         }
 
     @cached_property
@@ -313,6 +348,7 @@ class CaptureStage(TargetStage):
             "model_fingerprint": self.model.fingerprint,
             "dtype": self.model.dtype,
             "quantisation": self.model.quantisation,
+            **({} if self.vllm is None else {"engine": self.vllm.facts()}),
         }
 
     @cached_property
@@ -334,6 +370,13 @@ class CaptureStage(TargetStage):
             progress.message("the chat template writes today's date into samples: another day gives other tokens")
         self.rows, self.row_counts = prepare(bank.work_dir, bank.plan_digest, self.maker(), progress)
         self.lengths, self.needed = self.rows.lengths, self.rows.needed
+        if self.vllm is not None:
+            if options.engine == "local" and (options.workers or 1) > self.vllm.workers and self.vllm.device == "cuda":
+                raise InputError(
+                    f"--workers {options.workers}: {self.vllm.devices} GPUs hold {self.vllm.workers} vLLM of --tensor-parallel "
+                    f"{self.config.engine.tensor_parallel}. Give {self.vllm.workers} or fewer."
+                )
+            self.vllm_job = self.vllm.prepare(bank.work_dir, bank.plan_digest, self.rows, progress)
 
     def so_far(self, bank: BankWriter) -> dict[str, Any]:
         return {"text_count": len(self.rows)}
@@ -346,6 +389,7 @@ class CaptureStage(TargetStage):
             rules=self.config.rules,
             rows=self.rows.path,
             tallies=bank.work_dir,
+            vllm=self.vllm_job,
         )
 
     def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
@@ -355,6 +399,9 @@ class CaptureStage(TargetStage):
             {"truncated": counts.truncated, "bad_lines": counts.bad_lines},
         )
         return self.commit(bank, dropped, **more)
+
+    def decided(self, bank: BankWriter) -> dict[str, Any]:
+        return {} if self.vllm is None else {"engine": self.vllm.facts(bank.work_dir)}
 
 
 @explains("out")

@@ -246,6 +246,10 @@ class TargetStage(Stage):
         tally = readable_json(tally_file(bank.work_dir, shard.index))  # a power cut may have taken it: the shard is made again
         return isinstance(tally, dict) and tally.keys() == vars(Tally()).keys()
 
+    def decided(self, bank: BankWriter) -> dict[str, Any]:
+        """Fields of the manifest that the work decided, beside counts."""
+        return {}
+
     def commit(self, bank: BankWriter, dropped: dict[str, int], **more: int) -> Manifest:
         """Commit the bank with the counts of all its shards, and `more` counts; its manifest."""
         tally = Tally()
@@ -259,7 +263,7 @@ class TargetStage(Stage):
             "hidden_tokens": tally.hidden_tokens,
             **more,
         }
-        fields = {"counts": counts, "nonfinite": tally.nonfinite}
+        fields = {**self.decided(bank), "counts": counts, "nonfinite": tally.nonfinite}
         if not CODECS[self.facts.codec].exact:
             fields["codec_error"] = tally.codec_error()
         return bank.commit(rows=tally.rows, manifest=fields)

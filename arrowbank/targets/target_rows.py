@@ -230,6 +230,11 @@ class PreparedRows:
             counts += [len(needed_positions(values[start:stop])) for start, stop in pairwise(offsets)]
         return np.array(counts, np.int64)
 
+    def first_tokens(self, count: int) -> Ids:
+        """The first `count` tokens of all rows on end; fewer where the first chunk has fewer."""
+        found: Ids = list_values(self._table["input_ids"].chunk(0))[0][:count]
+        return found
+
     def of(self, shard: Shard) -> tuple[list[str], Ids, Mask, npt.NDArray[np.int32]]:
         """Names, flat tokens, flat loss mask and the n + 1 offsets of a shard's rows."""
         rows = self._table.slice(shard.start, shard.rows)

@@ -65,6 +65,7 @@ class TargetManifest(BankManifest, kw_only=True):
     codec_error: dict[str, Any] | None = None
     nonfinite: dict[str, Any] | None = None
     model_fingerprint: str | None = None
+    engine: dict[str, Any] | None = None
 
 
 TARGET_ROW = f'from arrowbank import open_bank\n\nrow = open_bank("{FOLDER}").to_torch()[0]'

@@ -1,0 +1,307 @@
+"""`targets capture --runner vllm` against a stand-in for vLLM, a process of its own: what it gives is kept, whatever it does wrong is one
+error, and nothing of it is kept. With the real vLLM: tests/peers/test_vllm.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from arrowbank import CaptureConfig, EngineConfig, ModelConfig, RunOptions, capture, estimate_capture, open_bank, verify
+from arrowbank.cli import main
+from arrowbank.errors import BadVector, InputError, PlanMismatch
+from arrowbank.targets.engine_probe import LENGTHS
+from tests import tiny
+from tests.kill import tree_bytes
+
+LAYERS = (-1, 1)
+BLOCKS = 3
+STAND_IN = Path(__file__).with_name("vllm_stand_in.py")
+Engine = Callable[[str], EngineConfig]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_qwen3(tmp_path_factory.mktemp("vllm") / "model", layers=BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    lines = [json.dumps({"input_ids": random.integers(2, 256, 20 + 7 * (i % 5)).tolist()}) for i in range(24)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def states(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What transformers gives for every row, and for the rows of the probe: as vLLM counts layers, the last before the final norm."""
+    folder = tmp_path_factory.mktemp("states")
+    whole = tf.AutoModelForCausalLM.from_pretrained(model).eval()
+    given = [np.array(json.loads(line)["input_ids"], np.int32) for line in rows.read_text().splitlines()]
+    longest = whole.config.max_position_embeddings
+    probe = np.resize(np.concatenate(given), min(LENGTHS[0], longest) + LENGTHS[1])
+    caught: list[torch.Tensor] = []
+    whole.model.layers[-1].register_forward_hook(lambda module, args, output: caught.append(output))
+    for ids in [*given, *np.split(probe, [min(LENGTHS[0], longest)])]:
+        with torch.inference_mode():
+            found = whole(torch.from_numpy(ids).long()[None], output_hidden_states=True).hidden_states
+        every = torch.stack([*(layer[0] for layer in found[:-1]), caught.pop()[0]], dim=1)
+        np.save(folder / f"{hashlib.sha1(ids.astype(np.int32).tobytes()).hexdigest()}.npy", every.numpy())
+    return folder
+
+
+@pytest.fixture
+def engine(states: Path, tmp_path: Path) -> Engine:
+    """A config whose Python is the stand-in with a fault."""
+
+    def make(fault: str = "none", **options: Any) -> EngineConfig:
+        python = tmp_path / f"python-{fault.replace(' ', '-')}"
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "{states}" "{fault}" "$@"\n')
+        python.chmod(0o755)
+        return EngineConfig(vllm_python=python, **{"vllm_patience": 60, **options})
+
+    return make
+
+
+def make(model: Path, rows: Path, engine: EngineConfig | None = None, **options: Any) -> CaptureConfig:
+    given: dict[str, Any] = {"target_layer_ids": LAYERS, "max_shard_bytes": 40_000, "min_loss_tokens": 1, **options}
+    if engine is not None:
+        given |= {"runner": "vllm", "engine": engine}
+    return CaptureConfig(model=ModelConfig(model=str(model), device="cpu"), data=rows, **given)
+
+
+def leftovers(bank: Path) -> list[str]:
+    """What is left of scratch folders."""
+    return [
+        str(path) for path in bank.rglob("*") if ".vllm." in path.name or path.name.endswith((".safetensors.lock", ".part"))
+    ]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_states_are_those_that_transformers_gives(model: Path, rows: Path, engine: Engine, tmp_path: Path, norm: Any) -> None:
+    """Exactly the same rows, so nothing but the passes' shapes differs from the transformers runner."""
+    manifest = capture(make(model, rows, engine("none"), last_hidden_norm=norm, target_layer_ids=(-1, 0, 2)), tmp_path / "vllm")
+    capture(make(model, rows, last_hidden_norm=norm, target_layer_ids=(-1, 0, 2)), tmp_path / "transformers")
+    found, expected = open_bank(tmp_path / "vllm"), open_bank(tmp_path / "transformers")
+    for row in range(len(expected)):
+        mine, theirs = found.read(row), expected.read(row)
+        assert np.array_equal(mine.input_ids, theirs.input_ids)
+        for bits, true in ((mine.taps, theirs.taps), (mine.last, theirs.last)):
+            values, wanted = (torch.from_numpy(one.view(np.int16).copy()).view(torch.bfloat16).float() for one in (bits, true))
+            assert torch.allclose(values, wanted, rtol=2**-7, atol=1e-4)
+    said = manifest["engine"]
+    assert (said["name"], said["version"], said["dtype"], said["tensor_parallel"]) == ("vllm", "9.9.9", "float32", 1)
+    assert said["probe"]["cosine"] > 0.999999
+    assert said["probe"]["tokens"] == 1024 + LENGTHS[1]
+    assert all(check.ok for check in verify(tmp_path / "vllm"))
+    assert not leftovers(tmp_path / "vllm")
+    assert "engine" not in open_bank(tmp_path / "transformers").manifest
+
+
+def test_the_engine_is_asked_for_ascending_layers_and_given_what_the_user_says(
+    model: Path, rows: Path, states: Path, engine: Engine, tmp_path: Path
+) -> None:
+    options = {"tensor_parallel": 2, "vllm_options": ("max_num_seqs=8", "quantization=fp8", 'compilation_config={"level": 0}')}
+    capture(make(model, rows, engine("none", **options), target_layer_ids=(0, 1, 2)), tmp_path / "bank")
+    asked = json.loads((states / "started.json").read_text())
+    assert asked["layers"] == [1, 2, 3]
+    assert asked["engine"] == {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 1025,
+        "tensor_parallel_size": 2,
+        "trust_remote_code": False,
+        "max_num_seqs": 8,
+        "quantization": "fp8",
+        "compilation_config": {"level": 0},
+    }
+
+
+RUNS_ON = r"Finished shards are kept"
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("is killed:2", r"was killed by SIGKILL\. Its last lines:\n.*Loading the model.*\n  Killed process\n" + RUNS_ON),
+        ("leaves:2", r"ended with exit code 7\. Its last lines:\n(.*\n)*  EngineDeadError: see above\n" + RUNS_ON),
+        ("writes nonsense:2", r"answered b'a line of a library'\."),
+        ("leaves a row out:2", r"gave no states for 1 of \d+ rows, row \d+ is the first of them\. Its last lines:"),
+        ("no file:2", r"left no readable file of row 0 \(\[Errno 2\] No such file"),
+        ("torn file:2", r"left no readable file of row 0 \("),
+        ("file elsewhere:2", r'answered \{"row": '),
+        ("unknown row:2", r'answered \{"row": '),
+        ("a row twice:1", r'answered \{"row": '),
+        ("other ids:2", r"gave row 0 states of other tokens than its \d+\."),
+        ("fewer tokens:2", r"gave row 0 states of other tokens than its \d+\."),
+        (
+            "fewer states:2",
+            r"gave row 0 states that are torch.float32 of shape \(\d+, 3, 32\), expected float32 of shape \(\d+, 3, 32\)",
+        ),
+        (
+            "fewer layers:2",
+            r"gave row 0 states that are torch.float32 of shape \(\d+, 2, 32\), expected float32 of shape \(\d+, 3, 32\)",
+        ),
+        ("float16:2", r"gave row 0 states that are torch.float16 of shape .*, expected float32"),
+        ("no states:2", r"gave row 0 states that are none, expected"),
+        ("fails to start", r"failed: ValueError: no memory for the cache, token=\*\*\*\. Its last lines:"),
+        ("another version", r"is version 0\.0\.1, and was 9\.9\.9 a moment ago"),
+    ],
+)
+def test_what_an_engine_does_wrong_is_one_error(
+    model: Path, rows: Path, engine: Engine, tmp_path: Path, fault: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finished shards are kept, nothing of the one at work, and no scratch; an engine that works goes on from there."""
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
+    with pytest.raises(InputError, match=rf"^vLLM 9\.9\.9 \(.*\): {expected}") as raised:
+        capture(make(model, rows, engine(fault)), tmp_path / "bank")
+    assert "hf_abcdefghij" not in str(raised.value)
+    assert len(list((tmp_path / "bank").glob("data-*.arrow"))) == (1 if fault.endswith(":2") else 0)
+    assert not leftovers(tmp_path / "bank")
+    capture(make(model, rows, engine("none")), tmp_path / "bank")
+    capture(make(model, rows, engine("none")), tmp_path / "in one go")
+    assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "in one go")
+
+
+@pytest.mark.parametrize("fault", ["hangs:1", "does not start"])
+def test_an_engine_that_says_nothing_is_given_up(model: Path, rows: Path, engine: Engine, tmp_path: Path, fault: str) -> None:
+    with pytest.raises(InputError, match=r"(did not start|gave no states for row \d+ of \d+) within 3 s \(--vllm-patience\)"):
+        capture(make(model, rows, engine(fault, vllm_patience=3)), tmp_path / "bank")
+    assert not leftovers(tmp_path / "bank")
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("layers lower:0", r"layer \d: "),
+        ("layers reversed:0", r"layer -1: tokens 0 to 15 "),
+        (
+            "later positions:0",
+            r"layer -1: tokens 128 to 143 of a probe row of 1024 tokens have cosine .* \(expected at least 0\.9999",
+        ),
+        ("noise:0", r"layer -1: tokens 0 to 15 "),
+        ("zeros:0", r"layer -1: tokens 0 to 15 of a probe row of 1024 tokens have cosine 0\.00000"),
+        ("NaN:0", r"layer -1: NaN or Inf in row 0"),
+    ],
+)
+def test_an_engine_that_computes_something_else_is_refused_before_the_first_shard(
+    model: Path, rows: Path, engine: Engine, tmp_path: Path, fault: str, expected: str
+) -> None:
+    with pytest.raises(InputError, match=rf"vLLM 9\.9\.9 does not compute what transformers computes: {expected}"):
+        capture(make(model, rows, engine(fault)), tmp_path / "bank")
+    assert not list((tmp_path / "bank").glob("data-*.arrow"))
+    assert not leftovers(tmp_path / "bank")
+
+
+def test_NaN_in_a_shard_is_refused_as_from_transformers(model: Path, rows: Path, engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(BadVector, match=r"sample row-.*NaN or Inf \(1 in layer -1\)|sample .*NaN or Inf"):
+        capture(make(model, rows, engine("NaN:2")), tmp_path / "bank")
+    assert len(list((tmp_path / "bank").glob("data-*.arrow"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("no vllm", r"--runner vllm: .* has no vLLM\. Install it \(pip install vllm\) in an environment of its own"),
+        ("broken vllm", r"ended with exit code 1\. Its last lines:\n  ImportError: libcudart"),
+        (
+            "unknown",
+            r"Qwen3ForCausalLM cannot be captured with vLLM 9\.9\.9: vLLM has no class of its own for it\. Use --runner transf",
+        ),
+        ("without states", r"Qwen3ForCausalLM cannot be captured .*: vLLM's class for it gives out no hidden states"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_written(
+    model: Path, rows: Path, engine: Engine, tmp_path: Path, fault: str, expected: str
+) -> None:
+    config = make(model, rows, engine(fault))
+    for run in (capture, estimate_capture):
+        with pytest.raises(InputError, match=expected):
+            run(config, tmp_path / "bank")
+    assert not (tmp_path / "bank").exists()
+
+
+def test_a_python_that_is_none_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a program")
+    for place in (tmp_path / "missing", tmp_path / "notes.txt"):
+        with pytest.raises(InputError, match=rf"--vllm-python '{re.escape(str(place))}': cannot be run"):
+            capture(make(model, rows, EngineConfig(vllm_python=place)), tmp_path / "bank")
+
+
+def test_runners_and_engine_options_are_different_plans(model: Path, rows: Path, engine: Engine, tmp_path: Path) -> None:
+    capture(make(model, rows, engine("none")), tmp_path / "bank")
+    for other in (None, engine("none", vllm_options=("block_size=32",)), engine("none", tensor_parallel=2)):
+        with pytest.raises(PlanMismatch, match="engine"):
+            capture(make(model, rows, other), tmp_path / "bank")
+    memory = engine("none", vllm_options=("gpu_memory_utilization=0.5",))
+    assert capture(make(model, rows, memory), tmp_path / "bank")["complete"]
+
+
+@pytest.mark.slow
+def test_every_worker_has_a_child(model: Path, rows: Path, engine: Engine, tmp_path: Path) -> None:
+    capture(make(model, rows, engine("none")), tmp_path / "one")
+    capture(make(model, rows, engine("none")), tmp_path / "two", options=RunOptions(workers=2))
+    assert tree_bytes(tmp_path / "one") == tree_bytes(tmp_path / "two")
+    assert not leftovers(tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--vllm-option", "max_model_len=7"], "--vllm-option max_model_len: `capture` sets this argument of vLLM itself"),
+        (["--vllm-option", "eager"], "--vllm-option 'eager': expected NAME=VALUE, as in --vllm-option max_num_seqs=64"),
+        (["--load-in-4bit"], "--load-in-4bit (load_in_4bit): has no effect with --runner vllm"),
+        (["--max-batch", "4"], "--max-batch (max_batch): has no effect with --runner vllm"),
+    ],
+)
+def test_options_that_the_engine_does_not_take(
+    model: Path, rows: Path, tmp_path: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "targets",
+        "capture",
+        "--model",
+        str(model),
+        "--source",
+        str(rows),
+        "--layers",
+        "1",
+        "--out",
+        str(tmp_path / "bank"),
+    ]
+    assert main([*command, "--runner", "vllm", *options]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["--vllm-python", "python"], ["--tensor-parallel", "2"], ["--vllm-option", "max_num_seqs=3"]]
+)
+def test_options_of_the_engine_need_it(
+    model: Path, rows: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "targets",
+        "capture",
+        "--model",
+        str(model),
+        "--source",
+        str(rows),
+        "--layers",
+        "1",
+        "--out",
+        str(tmp_path / "bank"),
+    ]
+    assert main([*command, *options]) == 2
+    assert f"{options[0]}" in (error := capsys.readouterr().err)
+    assert "has no effect with --runner transformers" in error
