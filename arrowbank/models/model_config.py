@@ -19,7 +19,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 Device = Annotated[str, Help("auto (a GPU if there is one), cpu, cuda, cuda:1 …", default="auto"), EXECUTION]
 GpuMemory = Annotated[
     Positive,
-    Help("Hard cap in GiB of its GPU; other weights run from the CPU."),
+    Help("Hard cap in GiB of its GPU; the rest runs from the CPU."),
     EXECUTION,
 ]
 TrustRemoteCode = Annotated[bool, Help("Run the model's own code; only if you have read it.")]

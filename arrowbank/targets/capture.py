@@ -191,7 +191,7 @@ class CaptureConfig(Settings):
     ) = None
     max_length: Annotated[Count, Help("Tokens kept of a sample.")] = 2048
     min_loss_tokens: Annotated[Natural, Help("Samples with fewer are dropped.")] = 14
-    last_hidden_norm: Annotated[Literal["post", "pre"], Help("Last hidden states: after or before the final norm.")] = "post"
+    last_hidden_norm: Annotated[Literal["post", "pre"], Help("Last states: after or before final norm.")] = "post"
     runner: Annotated[Literal["transformers", "vllm"], Help("What runs the model.")] = "transformers"
     engine: EngineConfig = field(default_factory=EngineConfig)
     codec: StoredAs = "bf16"

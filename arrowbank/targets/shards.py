@@ -24,8 +24,8 @@ from arrowbank.engine.stage import Stage
 from arrowbank.errors import BadVector, InputError
 from arrowbank.settings import Help
 
-StoredAs = Annotated[Codec, Help("How hidden states are stored; fp8: half the size, the error is measured.")]
-StoredSpans = Annotated[Spans, Help("supervised: hidden states only where a loss token needs them.")]
+StoredAs = Annotated[Codec, Help("As stored; fp8: half the size, error measured.")]
+StoredSpans = Annotated[Spans, Help("supervised: states only where loss needs them.")]
 
 
 def target_shards(lengths: npt.NDArray[np.int64], facts: TargetFacts, shard_bytes: int | None = None) -> list[Shard]:

@@ -41,14 +41,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM and its libraries print to standard output
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    try:
-        if sys.argv[1] == "describe":
-            say(answers, **description(sys.argv[2:]))
-        else:
-            serve(answers)
-    except Exception as error:
-        say(answers, failed=f"{type(error).__name__}: {error}")
-        raise  # its traceback goes to standard error; the parent ends this process
+
+    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        sys.__excepthook__(kind, error, trace)
+        say(answers, failed=f"{kind.__name__}: {error}")
+
+    sys.excepthook = tell
+    if sys.argv[1] == "describe":
+        say(answers, **description(sys.argv[2:]))
+    else:
+        serve(answers)
 
 
 def say(answers: Any, **answer: Any) -> None:

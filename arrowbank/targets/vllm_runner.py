@@ -59,20 +59,14 @@ EXECUTION_ONLY = ("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offloa
 class EngineConfig(Settings):
     """How a serving engine is run. Raises InputError for an option that `capture` sets itself."""
 
-    vllm_python: (
-        Annotated[Place, Help("Python of the environment that has vLLM. Default: this one.", "PATH"), EXECUTION] | None
-    ) = None
+    vllm_python: Annotated[Place, Help("The Python that has vLLM. Default: this one.", "PATH"), EXECUTION] | None = None
     tensor_parallel: Annotated[Count, Help("GPUs that one vLLM shares a model over.")] = 1
     vllm_options: Annotated[
         tuple[str, ...],
         Flag("--vllm-option"),
-        Help(
-            "One more argument of `vllm.LLM`, its value as JSON or text. Repeatable.", "NAME=VALUE", example="max_num_seqs=64"
-        ),
+        Help("Another argument of vLLM. Repeatable.", "NAME=VALUE", example="max_num_seqs=64"),
     ] = ()
-    vllm_patience: Annotated[
-        Count, Help("Seconds that vLLM may take to start, or for one sample, without a sign of life.", "SECONDS"), EXECUTION
-    ] = 900
+    vllm_patience: Annotated[Count, Help("Seconds of silence after which vLLM is given up.", "SECONDS"), EXECUTION] = 900
 
     def check(self) -> None:
         for name in self.arguments:
@@ -441,7 +435,7 @@ class VllmChild:
         if answer is None:
             raise self._failure(f"answered {line[:LINE_CHARACTERS]!r}")
         if "failed" in answer:
-            raise self._failure(f"failed: {str(answer['failed'])[:LINE_CHARACTERS]}")
+            raise self._failure(f"failed: {str(answer['failed']).rstrip('.')[:LINE_CHARACTERS]}")
         return answer
 
     def _failure(self, what: str) -> InputError:

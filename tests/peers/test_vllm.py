@@ -32,10 +32,10 @@ SIZES: dict[str, Any] = {
     **{"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3},
 }
-DEEPSEEK: dict[str, Any] = {
-    **{"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": 32},
-    **{"first_k_dense_replace": 3, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1},
-    **{"topk_group": 1, "num_key_value_heads": 4},
+DEEPSEEK: dict[str, Any] = {  # the heads that its kernels on a CPU take
+    **{"kv_lora_rank": 512, "q_lora_rank": 32, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    **{"first_k_dense_replace": 3, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    **{"n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "head_dim": 64},
 }
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, head_dim=32)),
@@ -74,7 +74,10 @@ def make(model: Path, rows: Path, **options: Any) -> CaptureConfig:
     runner = options.pop("runner", "vllm")
     engine = EngineConfig(vllm_python=PYTHON, **options.pop("engine", {})) if runner == "vllm" else EngineConfig()
     given: dict[str, Any] = {"target_layer_ids": LAYERS, "min_loss_tokens": 0, "max_shard_bytes": 500_000, **options}
-    return CaptureConfig(model=ModelConfig(model=str(model), device="cpu"), data=rows, runner=runner, engine=engine, **given)
+    dtype = options.pop("dtype", "auto")
+    return CaptureConfig(
+        model=ModelConfig(model=str(model), device="cpu", dtype=dtype), data=rows, runner=runner, engine=engine, **given
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
@@ -180,9 +183,9 @@ def test_a_killed_run_leaves_no_engine_behind(models: Callable[[str], Path], row
 
 def test_a_wrong_kernel_is_found(models: Callable[[str], Path], rows: Path, tmp_path: Path) -> None:
     """Rotary embeddings of DeepSeek on a CPU, in vLLM 0.32: no error, other states."""
-    config = make(models("deepseek"), rows, target_layer_ids=(0, 1), max_length=900)
+    config = make(models("deepseek"), rows, target_layer_ids=(0, 1), dtype="bfloat16")
     with pytest.raises(
-        InputError, match=r"vLLM 0\.32\.0 does not compute what transformers computes: layer 0: tokens \d+ to \d+"
+        InputError, match=r"vLLM 0\.32\.0 does not compute what transformers computes: layer \d: tokens \d+ to \d+"
     ):
         capture(config, tmp_path / "bank")
     assert not list((tmp_path / "bank").glob("data-*"))
