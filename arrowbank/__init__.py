@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from arrowbank.features.encode import encode, estimate_encode
     from arrowbank.features.encode_config import EncodeConfig
     from arrowbank.features.pipeline import BuildConfig, build
-    from arrowbank.features.scan import ScanConfig, scan
+    from arrowbank.features.scan import ScanConfig, estimate_scan, scan
     from arrowbank.features.search import Hit, SearchConfig, Searcher
     from arrowbank.features.tokenize import TokenizeConfig, estimate_tokenize, tokenize
     from arrowbank.formats.registry import ExportConfig, export
     from arrowbank.in2.arm import build_in2, estimate_in2
     from arrowbank.in2.arm_config import In2Config
-    from arrowbank.in2.probes import ProbesConfig, build_probes
+    from arrowbank.in2.probes import ProbesConfig, build_probes, estimate_probes
     from arrowbank.in2.score import ScoreConfig, score_probes
     from arrowbank.in2.verify_arms import verify_in2
     from arrowbank.models import ModelConfig
@@ -97,6 +97,8 @@ _HOME = {
     "estimate_encode": "features.encode",
     "estimate_import": "targets.importer",
     "estimate_in2": "in2.arm",
+    "estimate_probes": "in2.probes",
+    "estimate_scan": "features.scan",
     "estimate_tokenize": "features.tokenize",
     "estimate_trunk": "mtp.trunk_build",
     "export": "formats.registry",
@@ -163,6 +165,8 @@ __all__ = [
     "estimate_encode",
     "estimate_import",
     "estimate_in2",
+    "estimate_probes",
+    "estimate_scan",
     "estimate_tokenize",
     "estimate_trunk",
     "export",

@@ -106,11 +106,13 @@ class Part:
     without  its fields that keep their defaults: the outer config refuses other values, and the command line has no options for them
     help     what the command line says of its fields here, by name
     follows  field → option of the verb whose value it has where it is not given
+    hidden   its fields that the verb refuses, saying why: options that help leaves out
     """
 
     without: tuple[str, ...] = ()
     help: Mapping[str, Help] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
 
 
 class Old:
@@ -130,18 +132,6 @@ Natural = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 Cosine = Annotated[float, Range(least=-1, most=1)]
-
-
-def bytes_of(gigabytes: str) -> int:
-    """The bytes in a number of 10^9 bytes. InputError where it is none, or not above 0."""
-    try:
-        number = float(gigabytes)
-    except ValueError:
-        raise InputError(f"--budget-gb {gigabytes!r}: expected a number of 10^9 bytes, as in --budget-gb 500.") from None
-    return int(checked_value(number, Positive, "--budget-gb") * 1e9)
-
-
-BUDGET = Help("Refuse to start if the bank takes more (10^9 bytes).", "X", read=bytes_of)
 
 
 class Settings:

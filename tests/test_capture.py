@@ -520,9 +520,9 @@ def test_the_estimate_is_what_is_written(config: CaptureConfig, whole: Path, tmp
 
 def test_a_budget_is_kept_before_any_pass(config: CaptureConfig, tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="the budget is"):
-        capture(config, tmp_path / "bank", options=RunOptions(budget_bytes=10_000))
+        capture(config, tmp_path / "bank", options=RunOptions(budget_gb=1e-5))
     assert not (tmp_path / "bank").exists()
-    assert not estimate_capture(config, tmp_path / "bank", options=RunOptions(budget_bytes=10_000)).fits
+    assert not estimate_capture(config, tmp_path / "bank", options=RunOptions(budget_gb=1e-5)).fits
 
 
 def test_a_disk_without_room_is_told_before_any_pass(

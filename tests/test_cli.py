@@ -19,7 +19,7 @@ from tests.kill import tree_bytes
 
 RUN = "engine ray-address workers worker shards rows dry-run budget-gb restart"
 CONTRACT = {
-    "scan": "source out field strict on-bad-line max-line-bytes onto",
+    "scan": "source out field strict on-bad-line max-line-bytes onto workers dry-run budget-gb restart",
     "tokenize": f"tokenizer out max-tokens special-tokens on-long {RUN}",
     "encode": "model out max-batch token-budget pooling layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows "
     f"limit trial no-mirror encoder trust-remote-code onto drift-sample min-cosine {RUN}",
@@ -50,7 +50,7 @@ CONTRACT = {
     f"global-batch unique-keys no-mirror dtype tokenizer {RUN}",
     "in2 verify": "filler unique-keys",
     "in2 score": "model out",
-    "in2 probes": "length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer restart",
+    "in2 probes": f"length filler out positions blocks probe-pos seed key-len val-len alphabet vocab dtype tokenizer {RUN}",
     "trunk build": "model source out window topk tokens chain layers hold-all last-hidden-norm dtype load-in-4bit device gpu-memory-gb "
     f"on-bad-line tokenizer text-field max-line-bytes trust-remote-code {RUN}",
     "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard last-hidden-norm recycle codec also dump "

@@ -111,7 +111,11 @@ def complete_line(verb: str) -> list[str]:
     for param in command(verb).params:
         if param.required or param.opts[0] in ("--model", "--source"):
             value = (
-                "a=b" if "=" in str(param.metavar) else str(param.metavar).split("|")[0] if "|" in str(param.metavar) else "1"
+                "a=b"
+                if "=" in str(param.metavar)
+                else str(param.metavar).split("|")[0]
+                if "|" in str(param.metavar)
+                else "1000"
             )
             words += [param.opts[0], value] if param.param_type_name == "option" else [value]
     return words

@@ -269,7 +269,7 @@ def test_no_rows_are_none(bank: Any) -> None:
 
 CALLS: dict[str, Callable[[Path], object]] = {
     "scan: config": lambda out: arrowbank.scan({"sources": ()}, out),  # type: ignore[arg-type]
-    "scan: workers": lambda out: arrowbank.scan(SCAN, out, workers="2"),  # type: ignore[arg-type]
+    "scan: options": lambda out: arrowbank.scan(SCAN, out, options="2"),  # type: ignore[arg-type]
     "scan: out": lambda out: arrowbank.scan(SCAN, 3),  # type: ignore[arg-type]
     "tokenize: options": lambda out: arrowbank.tokenize(TOKENIZE, "texts", out, options=2),  # type: ignore[arg-type]
     "encode: config": lambda out: arrowbank.encode("minilm", "tokens", out),  # type: ignore[arg-type]

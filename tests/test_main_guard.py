@@ -100,7 +100,7 @@ def test_stages_whose_processes_do_not_import_the_script_need_no_guard(folder: P
     (folder / "many.jsonl").write_text(lines)
     body = """
         from arrowbank import RunOptions, ScanConfig, TokenizeConfig, scan, tokenize
-        scan(ScanConfig(sources=(("train", "many.jsonl"),)), "own_texts", workers=2)
+        scan(ScanConfig(sources=(("train", "many.jsonl"),)), "own_texts", options=RunOptions(workers=2))
         tokenize(TokenizeConfig(tokenizer="bert"), "own_texts", "own_tokens", options=RunOptions(workers=2))
     """
     done = run_script(folder, "stages.py", body, guarded=False)

@@ -27,7 +27,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arrowbank import ScanConfig, open_bank, scan, verify
+from arrowbank import RunOptions, ScanConfig, open_bank, scan, verify
 from arrowbank.bank import Bank, FeatureBank
 from arrowbank.bank.checks import Check, run_check
 from arrowbank.bank.kinds.targets_bank import TargetBank
@@ -551,7 +551,7 @@ def test_worker_processes_refuse_a_long_line(tmp_path: Path, ending: str) -> Non
     path.write_bytes(COMPRESS[ending](b'{"query": "short"}\n' * 150_000 + LONG + b"\n"))
     config = ScanConfig(sources=(("train", str(path)),), max_line_bytes=1000)
     with pytest.raises(InputError, match="line 150001: longer than 1,000 bytes"):
-        scan(config, tmp_path / "out", workers=2)
+        scan(config, tmp_path / "out", options=RunOptions(workers=2))
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1000, True), (1001, False)])

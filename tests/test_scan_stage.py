@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -19,7 +21,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arrowbank import ScanConfig, open_bank, scan, verify
+from arrowbank import RunOptions, ScanConfig, estimate_scan, open_bank, scan, verify
+from arrowbank.cli import main
 from arrowbank.errors import ArrowbankError, CorruptBank, InputError, PlanMismatch, WorkerDied
 from arrowbank.features.scan_pool import ScanWorkers
 from tests.kill import kill_after, kill_at, tree_bytes
@@ -277,10 +280,82 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     ]
     source = write(tmp_path / "a.jsonl", lines(many))  # type: ignore[arg-type]
     config = ScanConfig(sources=(("train", str(source)),))
-    for workers in (0, 1, 3):
-        scan(config, tmp_path / f"out-{workers}", workers=workers)
-    assert tree_bytes(tmp_path / "out-1") == tree_bytes(tmp_path / "out-0") == tree_bytes(tmp_path / "out-3")
-    assert texts_of(tmp_path / "out-0") == [text for text, _ in plain(many)]  # type: ignore[arg-type]
+    for workers in (1, 2, 3):
+        scan(config, tmp_path / f"out-{workers}", options=RunOptions(workers=workers))
+    assert tree_bytes(tmp_path / "out-2") == tree_bytes(tmp_path / "out-1") == tree_bytes(tmp_path / "out-3")
+    assert texts_of(tmp_path / "out-1") == [text for text, _ in plain(many)]  # type: ignore[arg-type]
+
+
+# what it will take
+
+
+@pytest.mark.parametrize("form", ["lines", "gzip", "parquet"])
+def test_an_estimate_of_small_sources_is_what_is_written(tmp_path: Path, form: str) -> None:
+    rows = [{"query": f"q{row % 300} {'é' * (row % 50)}", "candidates": [{"text": f"a {row}"}]} for row in range(3000)]
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=700)
+    else:
+        text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        (tmp_path / ("a.jsonl.gz" if form == "gzip" else "a.jsonl")).write_bytes(
+            gzip.compress(text) if form == "gzip" else text
+        )
+    (file,) = tmp_path.iterdir()
+    config = ScanConfig(sources=(("train", file), ("twice", file)))
+    found = estimate_scan(config, tmp_path / "out", options=RunOptions(budget_gb=1))
+    assert [path for path in tmp_path.iterdir() if path != file] == []
+    manifest = scan(config, tmp_path / "out")
+    shards = list((tmp_path / "out").glob("data-*.arrow"))
+    assert (found.rows, found.shards, found.fits) == (manifest["rows"], len(shards), True)
+    assert abs(sum(path.stat().st_size for path in shards) - found.shard_bytes) < 2500 * found.shards
+    assert found.counts["input_bytes"] == found.counts["sampled_bytes"] == 2 * file.stat().st_size
+    texts = open_bank(tmp_path / "out").dataset["text"]
+    assert found.counts["text_bytes"] == sum(len(text.encode()) for text in texts)
+    grown = estimate_scan(replace(config, onto=tmp_path / "out"), tmp_path / "grown")
+    assert (grown.rows, grown.counts["text_bytes"]) == (0, 0), "rows of the old bank are not written again"
+
+
+@pytest.mark.slow
+def test_an_estimate_of_large_sources_reads_a_part_of_each(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    for name, rows in (("short", 400_000), ("long", 30_000)):
+        text = (f"{name} {row} {'x' * int(rng.integers(1, 40 if name == 'short' else 2000))}" for row in range(rows))
+        (tmp_path / f"{name}.txt").write_text("\n".join(text))
+    config = ScanConfig(sources=(("short", tmp_path / "short.txt"), ("long", tmp_path / "long.txt")))
+    found, manifest = estimate_scan(config, tmp_path / "out"), scan(config, tmp_path / "out")
+    assert found.counts["sampled_bytes"] < found.counts["input_bytes"]
+    size = sum(path.stat().st_size for path in (tmp_path / "out").glob("data-*.arrow"))
+    assert abs(found.rows - manifest["rows"]) < 0.05 * manifest["rows"]
+    assert abs(found.shard_bytes - size) < 0.05 * size
+
+
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "a.jsonl", lines(EPISODES))
+    argv = ["scan", "--source", f"train={source}", "--out", str(tmp_path / "out"), "--budget-gb", "0.0000001"]
+    assert main(argv) == 2
+    assert "the texts bank takes" in (error := capsys.readouterr().err)
+    assert "the budget is 100 bytes" in error
+    assert main([*argv, "--dry-run", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["phase"], found["fits"], found["tokens"]) == ("estimate", False, None)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", ["--engine ray", "--worker 0/2", "--shards 0", "--rows 0:1"])
+def test_a_scan_is_not_made_in_parts(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "a.jsonl", lines(EPISODES))
+    for more in ([], ["--dry-run"]):
+        argv = ["scan", "--source", f"train={source}", "--out", str(tmp_path / "out"), *words.split(), *more]
+        assert main(argv) == 2
+        assert re.search(rf"{words.split()[0]}: has no effect with scan, whose .*one process", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_old_spelling_of_workers_works_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "a.jsonl", lines(EPISODES))
+    assert main(["scan", "--source", f"train={source}", "--out", str(tmp_path / "out"), "--num-proc", "1"]) == 0
+    assert "--workers" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +387,7 @@ def test_killed_from_outside_with_processes(source: Path, whole: dict[str, str])
     config = ScanConfig(sources=(("train", str(source)),))
     rng = np.random.default_rng(3)
     for _ in range(5):
-        kill_after(float(rng.uniform(0.01, 0.4)), scan, config, source.parent / "random", workers=2)
+        kill_after(float(rng.uniform(0.01, 0.4)), scan, config, source.parent / "random", options=RunOptions(workers=2))
     scan(config, source.parent / "random")
     assert tree_bytes(source.parent / "random") == whole
 
@@ -369,7 +444,7 @@ def test_a_changed_source_or_option_is_another_plan(source: Path, whole: dict[st
     with pytest.raises(PlanMismatch, match="strict: found false, wanted true"):
         scan(ScanConfig(sources=(("train", str(source)),), strict=True), out)
     assert tree_bytes(out) == whole
-    scan(config, out, restart=True)
+    scan(config, out, options=RunOptions(restart=True))
     assert texts_of(out) == [text for text, _ in plain(EPISODES[1:])]
 
 

@@ -20,14 +20,17 @@ from arrowbank import (
     Estimate,
     ImportConfig,
     ModelConfig,
+    ProbesConfig,
     RunOptions,
     TokenizeConfig,
     TrunkData,
     build_in2,
+    build_probes,
     build_trunk,
     capture,
     encode,
     estimate_encode,
+    estimate_probes,
     import_targets,
     open_bank,
     tokenize,
@@ -91,6 +94,9 @@ def _spoiled(row: int, tensors: dumps.Tensors) -> dumps.Tensors:
     elif row % 12 == 8:
         del tensors["target_last_hidden_states"]
     return tensors
+
+
+PROBES = ProbesConfig(length=300, vocab=1000, shard_tokens=1500)
 
 
 def _trunk(world: Path) -> Any:
@@ -159,6 +165,11 @@ STAGES = {
                 f"{world}/filler.bin",
             ]
         ),
+    ),
+    "probes": Case(
+        lambda world, out, options: build_probes(PROBES, [world / "filler.bin"], out, options=options),
+        lambda world, out, options: estimate_probes(PROBES, [world / "filler.bin"], out, options=options),
+        lambda world: ["in2", "probes", "--length", "300", "--vocab", "1000", "--filler", f"{world}/filler.bin"],
     ),
 }
 
@@ -276,7 +287,7 @@ def test_a_part_that_does_not_exist_is_refused(case: Case, world: Path, whole: P
 def test_a_budget_that_is_too_small_is_refused_and_costs_nothing(case: Case, world: Path, whole: Path) -> None:
     before = written(whole)
     for out, restart in ((beside(whole, "none"), False), (whole, True)):
-        options = RunOptions(budget_bytes=1000, restart=restart)
+        options = RunOptions(budget_gb=1e-6, restart=restart)
         with pytest.raises(DiskFull) as caught:
             case.run(world, out, options)
         assert re.fullmatch(
@@ -289,7 +300,7 @@ def test_a_budget_that_is_too_small_is_refused_and_costs_nothing(case: Case, wor
 
 def test_an_estimate_is_what_is_written(case: Case, world: Path, whole: Path) -> None:
     out = beside(whole, "nowhere")
-    found = case.estimate(world, out, RunOptions(budget_bytes=10**9))
+    found = case.estimate(world, out, RunOptions(budget_gb=1))
     assert not out.exists()
     assert found.fits
     assert (found.rows, found.shards) == (len(open_bank(whole)), len(shards_of(whole)))

@@ -479,12 +479,12 @@ def test_the_size_is_known_before_and_a_budget_is_kept(tmp_path: Path) -> None:
     assert found.counts["bytes_per_token"] == 2 * WIDTH * (LAYERS + 1) + 6
     assert (found.rows, found.tokens, found.total_bytes) == (4, 19, 19 * found.counts["bytes_per_token"])
     assert found.fits
-    small = RunOptions(budget_bytes=found.total_bytes - 1)
+    small = RunOptions(budget_gb=(found.total_bytes - 1) / 1e9)
     assert not estimate_import(config(), tmp_path / "dump", tmp_path / "out", options=small).fits
     for run in (import_targets, import_to_deepspec):
         with pytest.raises(DiskFull, match=r"takes 1\.3 kB, the budget is 1\.3 kB\. Give fewer --layers, --codec fp8"):
             run(config(), tmp_path / "dump", tmp_path / "out", options=small)
-    import_targets(config(), tmp_path / "dump", tmp_path / "bank", options=RunOptions(budget_bytes=found.total_bytes))
+    import_targets(config(), tmp_path / "dump", tmp_path / "bank", options=RunOptions(budget_gb=found.total_bytes / 1e9))
     with pytest.raises(InputError, match="--worker: has no effect with --to deepspec"):
         import_to_deepspec(config(), tmp_path / "dump", tmp_path / "cache", options=RunOptions(worker=(0, 2)))
     assert not (tmp_path / "cache").exists()

@@ -410,7 +410,7 @@ def test_the_estimate_is_what_is_written_within_two_in_a_hundred(config: TrunkCo
 
 
 def test_a_budget_is_kept_before_any_pass(config: TrunkConfig, tmp_path: Path) -> None:
-    small = RunOptions(budget_bytes=10_000)
+    small = RunOptions(budget_gb=1e-5)
     with pytest.raises(DiskFull, match="the budget is"):
         build_trunk(config, tmp_path / "bank", options=small)
     assert not list(tmp_path.iterdir())

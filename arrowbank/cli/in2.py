@@ -50,19 +50,25 @@ def build(
 def probes(
     config: ProbesConfig,
     out: Out,
+    options: RunOptions,
     common: Common,
     more: MoreFiller = None,
     filler: FillerOption | None = None,
-    restart: Restart = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Write trials of one needle and one probe at chosen distances, with controls, to measure a model on.
 
     Example: arrowbank in2 probes --length 16384 --filler val_0.bin --blocks 20 --out probes
     """
-    from arrowbank.in2.probes import build_probes
+    from arrowbank.in2.probes import build_probes, estimate_probes
 
-    manifest = build_probes(config, _fillers(filler, more), out, restart=restart, progress=progress_for(common.json))
-    finish(common.json, manifest, f"{out}: {manifest['rows']:,} trials of {config.length:,} tokens in {config.blocks} blocks.")
+    sources, progress = _fillers(filler, more), progress_for(common.json)
+    if dry_run:
+        show_estimate(estimate_probes(config, sources, out, options=options, progress=progress), common.json)
+        return
+    manifest = build_probes(config, sources, out, options=options, progress=progress)
+    said = f"{out}: {manifest['rows']:,} trials of {config.length:,} tokens in {config.blocks} blocks."
+    finish(common.json, manifest, said if manifest["complete"] else unfinished(out, manifest))
 
 
 def verify(

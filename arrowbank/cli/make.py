@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arrowbank.cli.options import Common, DryRun, Out, Restart, Texts
+from arrowbank.cli.options import WHOLE, Common, DryRun, Out, Texts
 from arrowbank.cli.show import done_event, finish, progress_for, show_estimate, unfinished
-from arrowbank.settings import Count, Help, refuse_unread
+from arrowbank.settings import Count, Help, Part, refuse_unread
 
 if TYPE_CHECKING:
     from arrowbank import BuildConfig, EncodeConfig, RunOptions, ScanConfig, TokenizeConfig
 
 
-def scan(config: ScanConfig, out: Out, common: Common, restart: Restart = False) -> None:
+def scan(config: ScanConfig, out: Out, options: Annotated[RunOptions, WHOLE], common: Common, dry_run: DryRun = False) -> None:
     """Collect the unique texts of episode files, in first-seen order.
 
     Example: arrowbank scan --source train=train.jsonl --source eval=eval.jsonl --out router/texts
     """
+    from arrowbank.features.scan import estimate_scan
     from arrowbank.features.scan import scan as run
 
-    manifest = run(config, out, restart=restart, progress=progress_for(common.json))
+    progress = progress_for(common.json)
+    if dry_run:
+        show_estimate(estimate_scan(config, out, options=options, progress=progress), common.json)
+        return
+    manifest = run(config, out, options=options, progress=progress)
     said = f"{out}: {manifest['rows']:,} unique texts. Next: arrowbank tokenize {out} --tokenizer M --out DIR"
     finish(common.json, manifest, said)
 
@@ -83,7 +88,17 @@ def encode(
     finish(common.json, manifest, _encoded(out, manifest))
 
 
-def build(config: BuildConfig, out: Out, options: RunOptions, common: Common, dry_run: DryRun = False) -> None:
+EVERY_STAGE = Part(
+    help={
+        "workers": Help("Worker processes of each stage; in the last, each loads the model. Default: automatic for each."),
+        "budget_gb": Help("Refuse to start a stage whose bank takes more (10^9 bytes).", "X"),
+    }
+)
+
+
+def build(
+    config: BuildConfig, out: Out, options: Annotated[RunOptions, EVERY_STAGE], common: Common, dry_run: DryRun = False
+) -> None:
     """Scan, tokenize and encode into DIR/texts, DIR/tokens and DIR/features.
 
     Example: arrowbank build --source train=train.jsonl --model Qwen/Qwen3-4B --out router

@@ -1,6 +1,6 @@
 """The options of a verb, made from what its function takes.
 
-    def scan(config: ScanConfig, out: Out, common: Common, restart: Restart = False) -> None: ...
+    def scan(config: ScanConfig, out: Out, options: Annotated[RunOptions, WHOLE], common: Common) -> None: ...
 
 A parameter that is a config (`Settings`) stands for its fields: each is an option, with the name, help, bounds and default that the
 class declares, also those of configs inside it. The verb gets the config made of the options that were given; an option that no
@@ -43,7 +43,7 @@ from arrowbank.settings import (
 
 Config = TypeVar("Config")
 EMPTY = inspect.Parameter.empty
-PLAIN, NO_HELP, WHOLE = Group(""), Help(""), Part()
+PLAIN, NO_HELP, PLAIN_PART = Group(""), Help(""), Part()
 MOST_NUMBERS = 1_000_000  # of a range such as 7-9
 
 
@@ -52,7 +52,8 @@ MOST_NUMBERS = 1_000_000  # of a range such as 7-9
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a config, or a parameter of a verb, on the command line. `repeated`: it stands for several configs."""
+    """A field of a config, or a parameter of a verb, on the command line. `repeated`: it stands for several configs;
+    `hidden`: help leaves it out."""
 
     name: str
     hint: Any
@@ -60,6 +61,7 @@ class Option:
     help: Help = NO_HELP
     group: str = ""
     repeated: bool = False
+    hidden: bool = False
 
     @property
     def flag(self) -> str:
@@ -83,6 +85,7 @@ class Option:
             metavar=self._value(),
             help=self.help.text,
             rich_help_panel=self.group or None,
+            hidden=self.hidden,
             show_default=self._shown() or False,
             autocompletion=_offer(self.help.choices or self._value().split("|")),
         )
@@ -181,10 +184,11 @@ class Common(Settings):
 Out = Annotated[str, Help("The bank's folder.", "DIR")]
 Restart = Annotated[bool, Help("Throw away what the folder holds and begin again."), EXECUTION]
 DryRun = Annotated[bool, Help("Only print the size. Exit code 1 if it does not fit."), EXECUTION]
+WHOLE = Part(hidden=("engine", "ray_address", "worker", "shards", "rows"))  # RunOptions of a bank that is not made in parts
 Texts = Annotated[str, Help("The texts bank, if it was moved.", "DIR"), EXECUTION]
 
 
-def options_of(kind: Any, part: Part = WHOLE, base: Any = None) -> dict[str, Option]:
+def options_of(kind: Any, part: Part = PLAIN_PART, base: Any = None) -> dict[str, Option]:
     """The options of a config and of those inside it, by the names of the fields. `base` is a config with its defaults."""
     found: dict[str, Option] = {}
     own = {one.name for one in fields(kind) if _inner(hints_of(kind)[one.name]) is None}
@@ -196,11 +200,11 @@ def options_of(kind: Any, part: Part = WHOLE, base: Any = None) -> dict[str, Opt
         if inner is None:
             default = default if base is None or default is MISSING else getattr(base, one.name)
             about = part.help.get(one.name) or mark(hint, Help, NO_HELP)
-            option = Option(one.name, hint, default, about, mark(hint, Group, CONTENT).name)
+            option = Option(one.name, hint, default, about, mark(hint, Group, CONTENT).name, hidden=one.name in part.hidden)
             if option.flag:
                 found.setdefault(one.name, option)
             continue
-        within = mark(hint, Part, WHOLE)
+        within = mark(hint, Part, PLAIN_PART)
         several, optional = get_origin(core_of(hint)) is tuple, default is None
         for option in options_of(inner, within, default if isinstance(default, Settings) else None).values():
             needed = option.default is MISSING
@@ -213,7 +217,7 @@ def options_of(kind: Any, part: Part = WHOLE, base: Any = None) -> dict[str, Opt
     return found
 
 
-def make(kind: type[Config], values: Mapping[str, Any], part: Part = WHOLE, base: Any = None) -> tuple[Config, set[str]]:
+def make(kind: type[Config], values: Mapping[str, Any], part: Part = PLAIN_PART, base: Any = None) -> tuple[Config, set[str]]:
     """The config of the values of options, and the names of those that it took. InputError for one that is missing or out of bounds."""
     arguments: dict[str, Any] = {}
     taken: set[str] = set()
@@ -232,7 +236,7 @@ def make(kind: type[Config], values: Mapping[str, Any], part: Part = WHOLE, base
                 flag, of = flag_of(one.name, hints[one.name]), part.follows.get(one.name)
                 raise InputError(f"{flag} is missing{f', and there is no --{of} to take it from' if of else ''}. Give {flag}.")
             continue
-        within = mark(hints[one.name], Part, WHOLE)
+        within = mark(hints[one.name], Part, PLAIN_PART)
         names = options_of(inner, within)
         mine = {name: value for name, value in values.items() if name in names and name not in own}
         mine |= {name: values[of] for name, of in within.follows.items() if name not in mine and of in values}
@@ -347,7 +351,7 @@ def runnable(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _part(parameter: inspect.Parameter) -> Part:
-    return mark(parameter.annotation, Part, WHOLE)
+    return mark(parameter.annotation, Part, PLAIN_PART)
 
 
 class _Names(dict[str, Any]):

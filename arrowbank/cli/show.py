@@ -199,7 +199,7 @@ def show_estimate(found: Estimate, as_json: bool) -> None:
         parts = {"shards": found.shard_bytes, **found.beside}
         budget = "" if found.budget_bytes is None else f", the budget is {human_bytes(found.budget_bytes)}"
         lines = {
-            "rows": f"{found.rows:,} ({found.tokens:,} tokens)",
+            "rows": f"{found.rows:,}" + ("" if found.tokens is None else f" ({found.tokens:,} tokens)"),
             "shards": f"{found.shards:,}",
             **{name.replace("_", " "): f"{count:,}" for name, count in found.counts.items()},
             "disk": f"{human_bytes(found.total_bytes)} of {human_bytes(found.free_bytes)} free{budget}",

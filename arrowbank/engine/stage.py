@@ -25,7 +25,7 @@ from arrowbank.engine.plan import Shard
 from arrowbank.engine.pool import MakeWorker, Report, Worker
 from arrowbank.errors import DiskFull, InputError
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import BUDGET, EXECUTION, Count, Flag, Help, Natural, Old, Settings, refuse_unread
+from arrowbank.settings import EXECUTION, Count, Help, Old, Positive, Settings, refuse_unread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class RunOptions(Settings):
     rows: (
         Annotated[tuple[int, int], Help("Only the shards that hold these rows.", "A:B", example="0:131072"), EXECUTION] | None
     ) = None
-    budget_bytes: Annotated[Natural, BUDGET, Flag("--budget-gb"), EXECUTION] | None = None
+    budget_gb: Annotated[Positive, Help("Refuse to start if the bank takes more (10^9 bytes).", "X"), EXECUTION] | None = None
     restart: Annotated[bool, Help("Throw away what the folder holds and begin again."), EXECUTION] = False
 
     def check(self) -> None:
@@ -58,6 +58,10 @@ class RunOptions(Settings):
             raise InputError(f"worker is {self.worker[0]}/{self.worker[1]}: workers of n are numbered 0 to n − 1.")
         if self.worker is not None and self.restart:
             raise InputError("restart cannot be combined with worker i/n: other workers' shards would go. Restart without it.")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return None if self.budget_gb is None else round(self.budget_gb * 1e9)
 
     def chosen(self, shards: Sequence[Shard]) -> list[Shard]:
         """Those of a plan's `shards` that this run is to make. InputError for a part that the plan does not have."""
@@ -77,11 +81,19 @@ class RunOptions(Settings):
         return chosen
 
 
+PARTED = ("engine", "ray_address", "worker", "shards", "rows")
+
+
+def refuse_parts(mode: str, options: RunOptions) -> None:
+    """InputError for an option of `options` that makes a bank in parts, in `mode`, in words, which one process makes whole."""
+    refuse_unread(mode, options, PARTED)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What the chosen shards of a bank take, before any is made. Nothing that is finished is subtracted.
 
-    rows, tokens      of the chosen shards
+    rows, tokens      of the chosen shards; no tokens where only texts are known
     shards            how many these are
     shard_bytes       what they take on disk
     beside            bytes of everything else that the stage writes, by name, such as the mirror
@@ -92,7 +104,7 @@ class Estimate:
     """
 
     rows: int
-    tokens: int
+    tokens: int | None = None
     shards: int
     shard_bytes: int
     beside: Mapping[str, int] = field(default_factory=dict)

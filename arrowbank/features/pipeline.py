@@ -17,14 +17,13 @@ from arrowbank.features.encode import encode
 from arrowbank.features.encode import inputs_of as encoded
 from arrowbank.features.encode_config import EncodeConfig, check_growth, load_custom_encoder
 from arrowbank.features.grow import open_old
-from arrowbank.features.scan import ScanConfig, sample_texts, scan
+from arrowbank.features.scan import ScanConfig, estimate_scan, scan
 from arrowbank.features.scan import inputs_of as scanned
 from arrowbank.features.tokenize import TokenizeConfig, tokenize, truncating_backend
 from arrowbank.models import describe, load_tokenizer, local_model, require_loadable
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Help, Part, Place, Settings, checked, refuse_unread
 
-SAMPLED_BYTES = 1 << 25  # of the sources, read before the scan to tell whether there is room
 ROW_BYTES = 64  # at least, of a text in the three banks, beside its characters and its vector: keys, lengths, a token
 
 
@@ -53,8 +52,9 @@ def build(
     options: RunOptions | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Scan, tokenize and encode into `out`; the features' manifest. Stages that are complete are not done again. The shards and rows
-    of `options` are those of the features.
+    """Scan, tokenize and encode into `out`; the features' manifest. Stages that are complete are not done again. The workers, the
+    budget and `restart` of `options` are those of each of the three stages, the engine that of tokenize and encode, shards and rows
+    are those of the features.
 
     Raises what the three stages raise.
     """
@@ -67,7 +67,8 @@ def build(
     require_separate([("--out", texts), ("--out", tokens), ("--out", features)], inputs_of(config))
     config = _grown(config, config.onto) if config.onto is not None else config
     _check_stages(config, Path(out), options, progress)
-    scan(config.scan, texts, restart=options.restart, progress=progress)
+    whole = RunOptions(workers=options.workers, budget_gb=options.budget_gb, restart=options.restart)
+    scan(config.scan, texts, options=whole, progress=progress)
     tokenize(config.tokenize, texts, tokens, options=replace(options, shards=None, rows=None), progress=progress)
     return encode(config.encode, tokens, features, options=options, progress=progress)
 
@@ -96,19 +97,16 @@ def _check_stages(config: BuildConfig, out: Path, options: RunOptions, progress:
 def _check_space(config: BuildConfig, out: Path, hidden_size: int, progress: Progress) -> None:
     """Refuse banks that the disk under `out` has no room for, from the sources' texts. They are counted, or, where there are many,
     the first of every file are: texts may then repeat later on, so that only twice the room that there is is too much."""
-    sample = sample_texts(config.scan, SAMPLED_BYTES)
-    if not sample.texts:
+    found = estimate_scan(config.scan, out / PARTS[0])
+    if not (texts := found.rows):
         return  # the scan says so
     limits = [limit for limit in (config.encode.limit, config.encode.trial) if limit is not None]
-    texts = round(sample.texts / sample.share)
     vectors = min([texts, *limits]) * 2 * hidden_size * (2 if config.encode.mirror else 1)
-    needed = vectors + texts * ROW_BYTES + 2 * round(sample.bytes / sample.share)
-    what = (
-        f"a bank of {texts:,} texts"
-        if sample.share == 1
-        else f"a bank of some {texts:,} texts, as many as its first {sample.texts:,} suggest,"
-    )
-    if sample.share == 1 or needed // 2 > free_bytes(out):
+    needed = vectors + texts * ROW_BYTES + 2 * found.counts["text_bytes"]
+    sampled, whole = found.counts["sampled_bytes"], found.counts["sampled_bytes"] == found.counts["input_bytes"]
+    what = f"a bank of {'' if whole else 'some '}{texts:,} texts"
+    what += "" if whole else f", as many as the first {human_bytes(sampled)} of its sources suggest,"
+    if whole or needed // 2 > free_bytes(out):
         require_space(out, needed, what)
     elif needed > free_bytes(out):
         progress.message(f"{out}: {what} may take {human_bytes(needed)}, the disk has {human_bytes(free_bytes(out))} free")

@@ -2,10 +2,12 @@
 
 Files are cut into blocks of whole lines; workers (scan_worker.py) turn a block into texts and keys; this process asks, block by block
 in order, which keys are new (key_table.py) and gathers the new texts into shards. Only the keys stay in memory. An
-unfinished scan starts from the first line again: it is quick, and it writes the same bytes over what is there."""
+unfinished scan starts from the first line again: it is quick, and it writes the same bytes over what is there. So a scan is the one
+stage that is not made in parts: whether a text is new depends on all texts before it."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections import Counter, deque
@@ -25,17 +27,19 @@ import pyarrow as pa
 
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.columns import binary_column, fixed_bytes
+from arrowbank.bank.files import free_bytes
 from arrowbank.bank.kinds.texts_bank import TextsBank
 from arrowbank.bank.manifest import Manifest, joint_sha256
 from arrowbank.bank.manifest_checks import read_manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_ROWS
+from arrowbank.engine.stage import Estimate, RunOptions, refuse_parts, require_budget
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.features.key_table import WORDS, KeyTable
 from arrowbank.features.scan_pool import Extracted, ScanWorkers
 from arrowbank.inputs.bad_lines import BadLine
-from arrowbank.inputs.extract import SHA1_BYTES, Counts, Extract, Rules, extract_of
+from arrowbank.inputs.extract import SHA1_BYTES, Counts, Extract, Extractor, Rules, extract_of
 from arrowbank.inputs.fields import parse_path
 from arrowbank.inputs.formats import PLAIN, TEXT, Reading
 from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine, Span
@@ -51,7 +55,7 @@ from arrowbank.inputs.sources import (
     size_of,
 )
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import Flag, Help, Natural, Place, Settings, checked, refuse_unread
+from arrowbank.settings import Flag, Help, Place, Settings, checked, refuse_unread
 
 DEFAULT_FIELDS = (("query", "query"), ("candidate", "candidates[].text"))
 Prints = Mapping[Any, Print]  # by the path
@@ -60,6 +64,9 @@ METHOD = 1  # raise it when the same recipe would give other rows
 SMALL_BYTES = 1 << 25  # less than this is done before a process is up
 MOST_WORKERS = 2  # they make about as many texts as this process can merge; each takes some 20 MB
 EXPANSION = 6  # of compressed text, roughly
+SAMPLED_BYTES = 1 << 25  # of the sources, for an estimate
+ROW_BYTES = 40  # of a row beside its text and names: offsets of four columns, and the key
+ONE_PROCESS = "scan, whose table of keys is in one process: whether a text is new depends on all texts before it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,34 +146,95 @@ def scan(
     config: ScanConfig,
     out: str | Path,
     *,
-    workers: Natural | None = None,
-    restart: bool = False,
+    options: RunOptions | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
     """Write the texts bank `out` and give its manifest; if it is there already, only that.
 
-    Columns: text (large_string), sha1 (binary, 20 bytes), kind (string), source (string). `workers` processes read the lines (0: none,
-    None: as suits the input); the files are the same for any number.
+    Columns: text (large_string), sha1 (binary, 20 bytes), kind (string), source (string). `options.workers` processes read the lines
+    (1: this one, None: as suits the input); the files are the same for any number. Options that make a bank in parts are refused.
 
     Raises InputError (a source or line that is not usable), PlanMismatch, BankLocked, DiskFull, CorruptBank (`onto`), WorkerDied.
     """
+    options = options or RunOptions()
+    refuse_parts(ONE_PROCESS, options)
     config, sources = find_texts(config, progress)
     require_separate([("--out", out)], inputs_of(config))
     old = _old_bank(config.onto)
+    if options.budget_bytes is not None:
+        needed = _estimate(config, sources, old, out, options).total_bytes
+        require_budget(out, needed, options.budget_bytes, "the texts bank", "Give fewer sources, or")
     files = [file for source in sources for file in source.files]
+    processes = _worker_count(files) if options.workers is None else options.workers if options.workers > 1 else 0
     with ExitStack() as stack:
         # before the hashing, which takes about as long as they take to start
-        crew = stack.enter_context(ScanWorkers(config.rules, _worker_count(files) if workers is None else workers))
+        crew = stack.enter_context(ScanWorkers(config.rules, processes))
         prints = fingerprint(files, progress)
         entries = _source_entries(sources, prints)
-        bank = stack.enter_context(BankWriter(out, kind="texts", recipe=_recipe(config, entries, old), restart=restart))
+        bank = stack.enter_context(BankWriter(out, kind="texts", recipe=_recipe(config, entries, old), restart=options.restart))
         if bank.committed:
+            progress.message(f"{bank.folder}: already complete, nothing to do")
             return read_manifest(bank.folder)
         rows = _TextRows(bank, config, old)
         _read(crew, rows, config.rules, sources, prints, progress)
         fields = _manifest_fields(config, rows, sources, prints, entries, old)
         _tell(fields, progress)
         return bank.commit(rows=fields["text_count"], manifest=fields)
+
+
+@checked
+def estimate_scan(
+    config: ScanConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
+) -> Estimate:
+    """What `scan` with the same arguments writes, from the first lines or rows of every file. Nothing is written.
+
+    A text that repeats one which the sample does not have counts as new: a source of many repeats takes less. `counts` are the bytes of
+    the sources, those of the sample, and those of all texts. Raises what `scan` raises for sources.
+    """
+    options = options or RunOptions()
+    refuse_parts(ONE_PROCESS, options)
+    config, sources = find_texts(config, progress)
+    require_separate([("--out", out)], inputs_of(config))
+    return _estimate(config, sources, _old_bank(config.onto), out, options)
+
+
+def _estimate(
+    config: ScanConfig, sources: Sequence[Source], old: Bank | None, out: str | Path, options: RunOptions
+) -> Estimate:
+    rules, keys, extractor = config.rules, KeyTable(), Extractor(config.rules)
+    for batch in old.shards() if old else ():
+        keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32))
+    kind_bytes = np.array([len(kind.encode()) for kind in rules.kinds])
+    sizes = {file.path: size_of(file.path) for source in sources for file in source.files}
+    total = sum(sizes[file.path] for source in sources for file in source.files)
+    rows = text_bytes = other_bytes = sampled = 0
+    for source in sources:
+        for file in source.files:
+            share, taken, lines = SAMPLED_BYTES * sizes[file.path] / max(total, 1), 0, 0
+            for block, size in _file_blocks(file, None, rules):
+                extract = block if isinstance(block, Extract) else extractor.block(block)
+                if extract.error:
+                    raise file.complaint(extract.error, lines)
+                fresh = keys.add(np.frombuffer(extract.digests, np.uint32).reshape(-1, WORDS))
+                rows += (new := int(fresh.sum()))
+                text_bytes += int(np.frombuffer(extract.lengths, np.uint32)[fresh].sum(dtype=np.int64))
+                other_bytes += int(kind_bytes[np.frombuffer(extract.kinds, np.uint8)[fresh]].sum())
+                other_bytes += new * (ROW_BYTES + len(source.name.encode()))
+                taken, lines = taken + size, lines + extract.lines
+                if taken >= share:
+                    break
+            else:
+                taken = sizes[file.path]
+            sampled += min(taken, sizes[file.path])
+    scale = total / sampled if sampled else 1.0
+    return Estimate(
+        rows=round(rows * scale),
+        shards=max(1, math.ceil(rows * scale / SHARD_ROWS), math.ceil(text_bytes * scale / SHARD_TEXT_BYTES)),
+        shard_bytes=round((text_bytes + other_bytes) * scale),
+        free_bytes=free_bytes(Path(out)),
+        budget_bytes=options.budget_bytes,
+        counts={"input_bytes": total, "sampled_bytes": sampled, "text_bytes": round(text_bytes * scale)},
+    )
 
 
 # before the first line
@@ -363,52 +431,26 @@ def read_keys(config: ScanConfig, *, workers: int | None = None, progress: Progr
         check_unchanged(prints)
 
 
-@dataclass(frozen=True)
-class TextSample:
-    """The first texts of every file of the sources: how many different ones, their bytes, and which share of the sources was read."""
-
-    texts: int
-    bytes: int
-    share: float
-
-
-def sample_texts(config: ScanConfig, most_bytes: int) -> TextSample:
-    """Read about `most_bytes` of the sources, or all of them where they have no more. Raises what `scan` raises for what is read."""
-    config, sources = find_texts(config)
-    files = [(source, file) for source in sources for file in source.files]
-    keys, size, read, whole = KeyTable(), 0, 0, True
-    with ScanWorkers(config.rules, 0) as crew:
-        for source, file in files:
-            here = 0
-            for origin, extracted in _extracts(crew, config.rules, [replace(source, files=(file,))], {}):
-                found = extracted.extract
-                fresh = keys.add(np.frombuffer(found.digests, np.uint32).reshape(-1, WORDS))
-                size += int(np.frombuffer(found.lengths, np.uint32)[fresh].sum(dtype=np.int64))
-                here += origin.bytes
-                if here >= most_bytes // len(files) and here < size_of(file.path):
-                    whole = False
-                    break
-            read += here
-    return TextSample(len(keys), size, 1.0 if whole else read / sum(size_of(file.path) for _, file in files))
-
-
 def _blocks(sources: Sequence[Source], prints: Prints, rules: Rules) -> Iterator[tuple[_Origin, bytes | Span | Extract]]:
+    for number, (name, file) in enumerate((source.name, file) for source in sources for file in source.files):
+        for block, size in _file_blocks(file, prints[file.path], rules):
+            yield _Origin(name, number, file, size), block
+
+
+def _file_blocks(file: SourceFile, known: Print | None, rules: Rules) -> Iterator[tuple[bytes | Span | Extract, int]]:
+    """The blocks of a file, rows and refused lines as what is in them, and the bytes of the file that each took."""
     paths = [parse_path(path) for _, path in rules.fields]
     columns = list(dict.fromkeys(str(path[0]) for path in paths))
     reading = Reading(max_line_bytes=rules.max_line_bytes, nested=frozenset(str(path[0]) for path in paths if len(path) > 1))
-    number = 0
-    for source in sources:
-        for file in source.files:
-            for block, size in read_blocks(file, reading, prints.get(file.path), columns, spans=True):
-                if isinstance(block, BadLine):
-                    yield _Origin(source.name, number, file, size), extract_of(block, rules)
-                elif isinstance(block, bytes | Span):
-                    yield _Origin(source.name, number, file, size), block
-                else:
-                    from arrowbank.inputs.tables import extract_rows
+    for block, size in read_blocks(file, reading, known, columns, spans=True):
+        if isinstance(block, BadLine):
+            yield extract_of(block, rules), size
+        elif isinstance(block, bytes | Span):
+            yield block, size
+        else:
+            from arrowbank.inputs.tables import extract_rows
 
-                    yield _Origin(source.name, number, file, size), extract_rows(block.batch, rules)
-            number += 1
+            yield extract_rows(block.batch, rules), size
 
 
 # after the last line

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -182,32 +182,56 @@ def estimate_in2(
     return In2Stage(config, fillers, out).estimate(out, options, progress=progress)
 
 
-class In2Stage(Stage):
-    """An arm, its fillers open."""
+class Filled(Protocol):
+    """What options say of fillers."""
 
-    kind, phase, unit, what = KIND, "build", "examples", "the arm"
-    remedy = "Give fewer --examples, --no-mirror, or"
+    @property
+    def length(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def tokenizer(self) -> str | None: ...
+
+
+class FilledStage(Stage):
+    """A stage that plants something in fillers, which are opened once."""
+
     splits_threads = False
-    writer = FollowedWriter
 
-    def __init__(self, config: In2Config, fillers: Sequence[str | Path], out: str | Path) -> None:
-        check_names(fillers, config.split)
+    def __init__(self, config: Filled, fillers: Sequence[str | Path], out: str | Path) -> None:
         self.config, self.fillers, self.out = config, fillers, out
-        self._mirrored = not config.mirror
-        self._counts: ArmCounts | None = None
 
     @property
     def inputs(self) -> list[Named]:
         return [*(("--filler", filler) for filler in self.fillers), ("--tokenizer", local_model(self.config.tokenizer))]
 
     @cached_property
-    def _opened(self) -> tuple[list[Filler], list[dict[str, Any]]]:
+    def opened(self) -> tuple[list[Filler], list[dict[str, Any]]]:
+        """The fillers, and what the manifest says of each."""
         config = self.config
         return open_fillers(self.fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
 
     def check(self) -> None:
         """InputError for fillers that are no good."""
-        _ = self._opened
+        _ = self.opened
+
+    def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        tell_unread(progress, "--filler", files=unread_beside(self.fillers))
+
+
+class In2Stage(FilledStage):
+    """An arm, its fillers open."""
+
+    config: In2Config
+    kind, phase, unit, what = KIND, "build", "examples", "the arm"
+    remedy = "Give fewer --examples, --no-mirror, or"
+    writer = FollowedWriter
+
+    def __init__(self, config: In2Config, fillers: Sequence[str | Path], out: str | Path) -> None:
+        check_names(fillers, config.split)
+        super().__init__(config, fillers, out)
+        self._mirrored = not config.mirror
+        self._counts: ArmCounts | None = None
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -229,7 +253,7 @@ class In2Stage(Stage):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        return recipe_of(self.config, self._opened[1])
+        return recipe_of(self.config, self.opened[1])
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -238,15 +262,15 @@ class In2Stage(Stage):
             "examples": self.config.examples,
             "text_count": self.config.examples,
             "tokenizer": self.config.tokenizer,
-            "fillers": filler_paths(self._opened[1], self.out),
+            "fillers": filler_paths(self.opened[1], self.out),
         }
 
     def default_workers(self, todo: Sequence[Shard]) -> int:
         return max(1, min(len(os.sched_getaffinity(0)), len(todo) // WORTH_A_PROCESS))
 
     def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        super().prepare(bank, options, progress)
         config = self.config
-        tell_unread(progress, "--filler", files=unread_beside(self.fillers))
         if (files := len(config.shard_examples)) < config.raw_files and config.mirror:
             progress.message(
                 f"--raw-shards {config.raw_files}: only {files} files are written, which {config.examples:,} examples fill with "
@@ -254,7 +278,7 @@ class In2Stage(Stage):
             )
 
     def workers(self, bank: BankWriter) -> ArmJob:
-        return ArmJob(self.config, _mapped_files(self.fillers, self._opened[0], bank.work_dir))
+        return ArmJob(self.config, mapped_files(self.fillers, self.opened[0], bank.work_dir))
 
     @contextmanager
     def around(self, bank: BankWriter, *, last: bool, progress: Progress) -> Iterator[None]:
@@ -267,7 +291,7 @@ class In2Stage(Stage):
         if self._mirrored:
             yield
             return
-        named = [{**entry, "path": Path(entry["path"]).name} for entry in self._opened[1]]
+        named = [{**entry, "path": Path(entry["path"]).name} for entry in self.opened[1]]
         with RawShards(cast(FollowedWriter, bank), self.config, named) as raw:
             yield
             with progress.phase("mirror", self.config.examples, unit="examples") as phase:
@@ -301,7 +325,7 @@ def filler_paths(entries: Sequence[dict[str, Any]], out: str | Path) -> list[dic
     return [entry if is_address(entry["path"]) else {**entry, "path": os.path.relpath(entry["path"], out)} for entry in entries]
 
 
-def _mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder: Path) -> tuple[str, ...]:
+def mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder: Path) -> tuple[str, ...]:
     """Fillers as paths that every worker can map: texts that were tokenized are kept in a file while the build is on."""
     named = []
     for number, (path, filler) in enumerate(zip(paths, opened, strict=True)):

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowbank.bank import BankWriter, open_bank
+from arrowbank.bank import BankWriter
 from arrowbank.bank.columns import fixed_list_column, number_column, string_column
-from arrowbank.bank.files import require_space
 from arrowbank.bank.manifest import Manifest
-from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
+from arrowbank.engine import Report
 from arrowbank.engine.plan import Shard, shard_ranges
+from arrowbank.engine.stage import Estimate, RunOptions
 from arrowbank.errors import InputError
-from arrowbank.in2.arm import filler_paths
+from arrowbank.in2.arm import FilledStage, filler_paths, mapped_files
 from arrowbank.in2.arm_config import (
     PAD_TAIL,
     PLANTED,
@@ -40,10 +40,9 @@ from arrowbank.in2.arm_config import (
     check_vocab,
 )
 from arrowbank.in2.draws import Stream, Words, base_seed, first_below
-from arrowbank.in2.fillers import Filler, open_fillers, unread_beside
+from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import FILLER, TRIES, KeyCounter
-from arrowbank.models import local_model
-from arrowbank.progress import SILENT, Progress, tell_unread
+from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Natural, Settings, Share, checked
 
 KIND = "in2-probes"
@@ -51,6 +50,7 @@ METHOD = 1
 PROBES = 500  # the offset of the stream that trials are drawn from
 NEEDLE, ABSENT, NULL = "needle", "absent", "null"
 NOWHERE = -1
+ROW_BYTES = 80  # of what is said of a trial beside its tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,39 +149,94 @@ def build_probes(
     fillers: Sequence[str | Path],
     out: str | Path,
     *,
-    restart: bool = False,
+    options: RunOptions | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Write the trials into the bank `out`; its manifest. Goes on where an earlier run stopped.
+    """Write the trials into the bank `out`; its manifest, `complete` or not. Goes on where an earlier run stopped.
 
-    Raises InputError (options, fillers), PlanMismatch, BankLocked, CorruptBank, DiskFull.
+    Raises InputError (options, fillers), PlanMismatch, BankLocked, CorruptBank, DiskFull, WorkerDied.
     """
-    require_separate(
-        [("--out", out)], [*(("--filler", filler) for filler in fillers), ("--tokenizer", local_model(config.tokenizer))]
-    )
-    opened, entries = open_fillers(fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
-    tell_unread(progress, "--filler", files=unread_beside(fillers))
-    count = config.blocks * config.trials_a_block
-    filler = [{"tokens": entry["tokens"], "sha256": entry["sha256"]} for entry in entries]
-    said = {
-        **config.recipe(),
-        "text_count": count,
-        "fillers": filler_paths(entries, out),
-        "pad_tail": PAD_TAIL,
-        "span": config.span,
-    }
-    recipe = {"method": METHOD, **config.recipe(), "fillers": filler}
-    with BankWriter(out, kind=KIND, recipe=recipe, restart=restart, manifest=said) as bank:
-        if bank.committed:
-            progress.message(f"{bank.folder}: already complete, nothing to do")
-            return open_bank(bank.folder).manifest.json
-        require_space(bank.folder, count * config.length * (np.dtype(config.dtype).itemsize + 1), "the trials")
-        with progress.phase("probes", count, unit="trials") as phase:
-            for shard in shard_ranges([count], max(1, config.shard_tokens // config.length)):
-                if shard.index not in bank.done_shards:
-                    bank.write_shard(shard.index, _trials(config, opened, shard))
-                phase.advance(shard.rows)
-        return bank.commit(rows=count)
+    return ProbesStage(config, fillers, out).run(out, options, progress)
+
+
+@checked
+def estimate_probes(
+    config: ProbesConfig,
+    fillers: Sequence[str | Path],
+    out: str | Path,
+    *,
+    options: RunOptions | None = None,
+    progress: Progress = SILENT,
+) -> Estimate:
+    """What `build_probes` with the same arguments makes. Nothing is written. Raises what `build_probes` raises before it writes."""
+    return ProbesStage(config, fillers, out).estimate(out, options, progress=progress)
+
+
+class ProbesStage(FilledStage):
+    """The trials, their fillers open."""
+
+    config: ProbesConfig
+    kind, phase, unit, what = KIND, "probes", "trials", "the bank of trials"
+    remedy = "Give fewer --blocks, --positions or --probe-pos, or"
+
+    @property
+    def _trials(self) -> int:
+        return self.config.blocks * self.config.trials_a_block
+
+    @property
+    def shards(self) -> list[Shard]:
+        return shard_ranges([self._trials], max(1, self.config.shard_tokens // self.config.length))
+
+    def shard_bytes(self, shard: Shard) -> int:
+        return shard.rows * (self.config.length * (np.dtype(self.config.dtype).itemsize + 1) + ROW_BYTES)
+
+    def tokens(self, shard: Shard) -> int:
+        return shard.rows * self.config.length
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        filler = [{"tokens": entry["tokens"], "sha256": entry["sha256"]} for entry in self.opened[1]]
+        return {"method": METHOD, **self.config.recipe(), "fillers": filler}
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return {
+            **self.config.recipe(),
+            "text_count": self._trials,
+            "fillers": filler_paths(self.opened[1], self.out),
+            "pad_tail": PAD_TAIL,
+            "span": self.config.span,
+        }
+
+    def workers(self, bank: BankWriter) -> ProbesJob:
+        return ProbesJob(self.config, mapped_files(self.fillers, self.opened[0], bank.work_dir))
+
+    def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
+        return bank.commit(rows=self._trials)
+
+
+@dataclass(frozen=True)
+class ProbesJob:
+    """How a process becomes a worker. Everything here pickles; the fillers are opened by the worker itself."""
+
+    config: ProbesConfig
+    fillers: tuple[str, ...]
+
+    def __call__(self, number: int) -> ProbeRows:
+        return ProbeRows(self.config, [open_filler(path) for path in self.fillers])
+
+
+@dataclass(frozen=True)
+class ProbeRows:
+    """Makes shards of trials."""
+
+    config: ProbesConfig
+    fillers: Sequence[Filler]
+
+    def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
+        batch = _trials(self.config, self.fillers, shard)
+        report(shard.rows)
+        return batch
 
 
 def trials(config: ProbesConfig, block: int, null_position: float) -> list[Trial]:

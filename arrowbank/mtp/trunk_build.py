@@ -171,7 +171,7 @@ def build_trunk(
     if manifest["complete"] and (options.worker is None or was_complete or stage.committed_here):
         # those who find the trunk bank complete share its taps; the one that has completed it makes all of them
         part = options.worker if was_complete else None
-        options = replace(options, worker=part, shards=None, rows=None, budget_bytes=None)
+        options = replace(options, worker=part, shards=None, rows=None, budget_gb=None)
         build_taps(stage, Path(out), options, progress)
     else:
         progress.message(f"{taps_folder(out)}: follows in the run that completes the trunk bank")

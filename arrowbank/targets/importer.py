@@ -413,7 +413,7 @@ def import_to_deepspec(
 ) -> dict[str, Any]:
     """Import the hidden states in `source` straight into a DeepSpec cache at `out`; the cache's manifest.
 
-    Of `options` it takes `budget_bytes` and `restart`: one process writes a cache. Raises what `import_targets` raises, and
+    Of `options` it takes `budget_gb` and `restart`: one process writes a cache. Raises what `import_targets` raises, and
     InputError for what a cache cannot hold.
     """
     options = options or RunOptions()
