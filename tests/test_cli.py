@@ -102,6 +102,14 @@ def test_every_verb_has_help_with_an_example_and_the_options_of_the_contract(
     assert set(CONTRACT.get(verb, "").split()) <= options
 
 
+@pytest.mark.parametrize("verb", ["scan", "build"])
+def test_help_leaves_out_what_a_verb_only_refuses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"--worker ", text) is None
+    assert re.search(r"--workers ", text)
+
+
 def test_the_contract_knows_every_verb() -> None:
     assert set(every_verb()) - {"demo"} == set(CONTRACT)
 

@@ -43,7 +43,7 @@ class Verb(typer.core.TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         params: list[Any] = list(self.params)
         arguments = [param for param in params if param.param_type_name == "argument" and not param.hidden]
-        options = [param for param in params if param.param_type_name == "option"]
+        options = [param for param in params if param.param_type_name == "option" and not param.hidden]
         shown = [option for option in options if option.name not in ALSO]
         shown.sort(key=lambda option: not option.required)
         needed = [_left(option) for option in shown if option.required]
