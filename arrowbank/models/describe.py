@@ -10,13 +10,23 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arrowbank.errors import InputError
 from arrowbank.models.device import quiet, refusing, resolve_device
 from arrowbank.models.model_config import ModelConfig
-from arrowbank.models.model_folder import model_fingerprint, resolve_model, weight_files
+from arrowbank.models.model_folder import (
+    ADAPTER_CONFIG,
+    adapted_fingerprint,
+    adapter_files,
+    base_folder,
+    model_fingerprint,
+    read_json,
+    resolve_model,
+    weight_files,
+)
 from arrowbank.models.pooling import folder_pooling
 
 if TYPE_CHECKING:
@@ -41,7 +51,8 @@ class ModelInfo:
 
     layer is counted from 0 (the embeddings) to num_layers (the last, after the final norm); max_positions is None where the
     model sets no limit; quantisation is None for plain weights; devices is how many workers can have one of their own (1 on
-    a CPU); code tells whether Python files beside the weights are run; notes are lines a person should see.
+    a CPU); code tells whether Python files beside the weights are run; adapter is the folder of one that peft applies, else None;
+    notes are lines a person should see.
     """
 
     model: str
@@ -59,12 +70,14 @@ class ModelInfo:
     device: str
     devices: int
     code: bool = False
+    adapter: Path | None = None
     notes: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the model's files; computed when first asked for, since it reads all of them."""
-        return model_fingerprint(self.folder, code=self.code)
+        base = model_fingerprint(self.folder, code=self.code)
+        return base if self.adapter is None else adapted_fingerprint(base, self.adapter, adapter_files(self.adapter))
 
     def recipe(self) -> dict[str, Any]:
         """JSON-able: all of the model that decides a bank's values; neither path, device nor time."""
@@ -78,6 +91,7 @@ class ModelInfo:
             "dtype": self.dtype,
             "quantisation": self.quantisation,
             "forward_version": FORWARD_VERSION,
+            **({} if self.adapter is None else {"adapter": read_json(self.adapter / ADAPTER_CONFIG).get("peft_type")}),
         }
 
 
@@ -88,7 +102,8 @@ def describe(config: ModelConfig) -> ModelInfo:
         return _described(config, folder)
 
 
-def _described(config: ModelConfig, folder: Path) -> ModelInfo:
+def _described(config: ModelConfig, given: Path) -> ModelInfo:
+    adapter, folder = _adapter(given), base_folder(given, code=config.trust_remote_code)
     device, devices, notes = resolve_device(config)
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)
     if config.backbone == "outer" and hf_config.is_encoder_decoder:
@@ -108,7 +123,7 @@ def _described(config: ModelConfig, folder: Path) -> ModelInfo:
         num_layers=num_layers,
         vocab_size=vocab_size,
         max_positions=_max_positions(text_config),
-        pooling=folder_pooling(folder) if config.pooling == "auto" else config.pooling,
+        pooling=folder_pooling(given) if config.pooling == "auto" else config.pooling,
         layer=_layer(config.layer, num_layers, config.model),
         backbone=config.backbone,
         dtype=dtype,
@@ -116,8 +131,21 @@ def _described(config: ModelConfig, folder: Path) -> ModelInfo:
         device=device,
         devices=devices,
         code=config.trust_remote_code,
+        adapter=adapter,
         notes=(*notes, *dtype_notes),
     )
+
+
+def _adapter(folder: Path) -> Path | None:
+    """`folder` where it holds an adapter. InputError where peft, which applies it, is not installed."""
+    if not adapter_files(folder):
+        return None
+    if find_spec("peft") is None:
+        raise InputError(
+            f"{folder}: holds an adapter ({ADAPTER_CONFIG}), which peft applies, and peft is not installed. Without it the vectors would "
+            "be the base model's. Run pip install 'arrowbank[peft]', or take the adapter out of the folder."
+        )
+    return folder
 
 
 def read_config(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:

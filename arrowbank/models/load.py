@@ -7,7 +7,11 @@ checkpoint: a weight that transformers had to make up is an error. Nothing here 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,12 +23,14 @@ from arrowbank.models.describe import ModelInfo, read_config
 from arrowbank.models.device import cap_memory, quiet, refusing
 from arrowbank.models.layers import LayerReader
 from arrowbank.models.model_config import ModelConfig
+from arrowbank.models.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
 _PACKED_ROWS = 32
+_PEFT = "base_model.model."  # before the names of an adapter's tensors
 
 Reader = TypeVar("Reader", bound=nn.Module)
 
@@ -85,22 +91,71 @@ def _load(config: ModelConfig, info: ModelInfo, hf_config: PretrainedConfig, dev
     outer = info.backbone == "outer"
     remote = (getattr(hf_config, "auto_map", None) or {}) if config.trust_remote_code else {}
     model_class = _outer_class(info, remote) if outer else _inner_class(info, remote)
-    model, report = model_class.from_pretrained(
-        info.folder,
-        config=hf_config,
-        dtype=getattr(torch, info.dtype),
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=config.trust_remote_code,
-        output_loading_info=True,
-        **_placement(config, info, device),
-        **({} if outer else _without_pooler(model_class, hf_config)),
-    )
+    with _bare(info) as folder:
+        model, report = model_class.from_pretrained(
+            folder,
+            config=hf_config,
+            dtype=getattr(torch, info.dtype),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            **_placement(config, info, device),
+            **({} if outer else _without_pooler(model_class, hf_config)),
+        )
+    if info.adapter is not None:
+        _apply_adapter(model, info.adapter)
     part = model if outer else _text_part(model, hf_config)
     if info.quantisation and device.type == "cpu":
         _spare_odd_shapes(part)
     _refuse_made_up_weights(model, part, report["missing_keys"], info)
     return part
+
+
+@contextmanager
+def _bare(info: ModelInfo) -> Iterator[Path]:
+    """The folder of the weights without an adapter. Where both are in one folder, transformers would apply the adapter by itself,
+    some kinds of them (DoRA) wrongly."""
+    if info.adapter != info.folder:
+        yield info.folder
+        return
+    with TemporaryDirectory() as bare:
+        for path in info.folder.iterdir():
+            if path.name not in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+                (Path(bare) / path.name).symlink_to(path.resolve())
+        yield Path(bare)
+
+
+def _apply_adapter(model: Any, folder: Path) -> None:
+    """Put the adapter of `folder` into `model`, by peft. InputError where a tensor of it has no place in the model, or a place in the model
+    has no tensor: peft would leave it out, or random.
+    """
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = True
+    if config.is_prompt_learning:
+        raise InputError(
+            f"{folder}: an adapter of type {config.peft_type.value}, which adds tokens to a text. Give one that changes weights."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers for what it has renamed
+        adapted = PeftModel(model, config)
+        places = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        inner = f"{_PEFT}{model.base_model_prefix}."
+        if any(name.startswith(inner) for name in tensors) and not any(name.startswith(inner) for name in places):
+            # saved of the model with its head, which does not run
+            tensors = {_PEFT + name.removeprefix(inner): value for name, value in tensors.items() if name.startswith(inner)}
+        lost = set(tensors) - places - set(adapted.state_dict()), places - set(tensors)
+        for names, what in zip(lost, ("have no place in the model", "are not in the file"), strict=True):
+            if names:
+                raise InputError(
+                    f"{folder / ADAPTER_WEIGHTS}: {len(names)} tensors {what}, such as {min(names)}. Give the adapter of this model."
+                )
+        if next(model.parameters()).device.type != "meta":
+            set_peft_model_state_dict(adapted, tensors)
 
 
 def _outer_class(info: ModelInfo, remote: Collection[str]) -> Any:

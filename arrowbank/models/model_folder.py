@@ -24,6 +24,9 @@ WEIGHTS = ".safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 
@@ -48,8 +51,37 @@ def resolve_model(model: str, *, weights: bool = True, code: bool = False) -> Pa
             raise InputError(f"model {model!r}: no such folder; expected a folder or a Hugging Face Hub id like 'owner/name'")
         folder = _snapshot(model, [*_SMALL_FILES, *["*.safetensors"] * weights, *["*.py"] * code])
     if weights:
-        weight_files(folder)
+        adapter_files(folder)
+        weight_files(base_folder(folder, code=code))
     return folder
+
+
+def adapter_files(folder: Path) -> list[Path]:
+    """The files of the adapter in `folder`, as peft saves it; none where there is no adapter. InputError for pickled weights, or none."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return []
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise InputError(
+            f"{folder}: has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS} (pickled weights are not read, since they can run code). Save the "
+            "adapter with peft's save_pretrained(), or take it out of the folder."
+        )
+    return [folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS]
+
+
+def base_folder(folder: Path, *, code: bool = False) -> Path:
+    """The folder of the weights that `folder` is about: itself, or the base model of an adapter that is saved alone."""
+    if (folder / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
+        return folder
+    config = folder / ADAPTER_CONFIG
+    base = read_json(config).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise InputError(
+            f"{config}: base_model_name_or_path is {base!r}; expected the model that the adapter belongs to. Add it."
+        )
+    try:
+        return resolve_model(base, code=code)
+    except InputError as error:
+        raise InputError(f"{config}: names a base model that cannot be used: {error}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -130,6 +162,11 @@ def model_fingerprint(folder: Path, *, code: bool = False) -> str:
     if not config.is_file():
         raise InputError(f"{folder} has no config.json; expected a model folder as save_pretrained() writes it")
     return files_digest(folder, [config, *weight_files(folder), *(sorted(folder.rglob("*.py")) if code else [])])
+
+
+def adapted_fingerprint(base: str, folder: Path, files: Iterable[Path]) -> str:
+    """sha256 (hex) of a model with an adapter: of the fingerprint `base` of the model, and the adapter's `files`."""
+    return hashlib.sha256(f"{base}\n{files_digest(folder, files)}".encode()).hexdigest()
 
 
 def files_digest(folder: Path, files: Iterable[Path]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from arrowbank.errors import InputError
 from arrowbank.models.device import quiet, refusing
-from arrowbank.models.model_folder import resolve_model
+from arrowbank.models.model_folder import base_folder, resolve_model
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -42,6 +42,8 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
     from transformers import AutoTokenizer
 
     folder = resolve_model(model, weights=False, code=trust_remote_code)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        folder = base_folder(folder, code=trust_remote_code)  # of an adapter that is saved without its tokenizer
     with refusing(lambda reason: _no_tokenizer(model, folder, reason)), quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if not tokenizer.is_fast:
