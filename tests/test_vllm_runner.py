@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import transformers as tf
 from arrowbank import CaptureConfig, EngineConfig, ModelConfig, RunOptions, capture, estimate_capture, open_bank, verify
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, InputError, PlanMismatch
-from arrowbank.targets.engine_probe import LENGTHS
+from arrowbank.targets.engine_probe import LENGTHS, MOST_TOKENS, Reference, compare, probe_rows
 from tests import tiny
 from tests.kill import tree_bytes
 
@@ -63,15 +64,23 @@ def states(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def engine(states: Path, tmp_path: Path) -> Engine:
+    return partial(stand_in, tmp_path, states)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, rows: Path, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bank made in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    capture(make(model, rows, stand_in(folder, states, "none")), folder / "bank")
+    return folder / "bank"
+
+
+def stand_in(folder: Path, states: Path, fault: str, **options: Any) -> EngineConfig:
     """A config whose Python is the stand-in with a fault."""
-
-    def make(fault: str = "none", **options: Any) -> EngineConfig:
-        python = tmp_path / f"python-{fault.replace(' ', '-')}"
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "{states}" "{fault}" "$@"\n')
-        python.chmod(0o755)
-        return EngineConfig(vllm_python=python, **{"vllm_patience": 60, **options})
-
-    return make
+    python = folder / f"python-{fault.replace(' ', '-')}"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "{states}" "{fault}" "$@"\n')
+    python.chmod(0o755)
+    return EngineConfig(vllm_python=python, **{"vllm_patience": 60, **options})
 
 
 def make(model: Path, rows: Path, engine: EngineConfig | None = None, **options: Any) -> CaptureConfig:
@@ -160,7 +169,14 @@ RUNS_ON = r"Finished shards are kept"
     ],
 )
 def test_what_an_engine_does_wrong_is_one_error(
-    model: Path, rows: Path, engine: Engine, tmp_path: Path, fault: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    rows: Path,
+    engine: Engine,
+    whole: Path,
+    tmp_path: Path,
+    fault: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Finished shards are kept, nothing of the one at work, and no scratch; an engine that works goes on from there."""
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
@@ -170,8 +186,7 @@ def test_what_an_engine_does_wrong_is_one_error(
     assert len(list((tmp_path / "bank").glob("data-*.arrow"))) == (1 if fault.endswith(":2") else 0)
     assert not leftovers(tmp_path / "bank")
     capture(make(model, rows, engine("none")), tmp_path / "bank")
-    capture(make(model, rows, engine("none")), tmp_path / "in one go")
-    assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "in one go")
+    assert tree_bytes(tmp_path / "bank") == tree_bytes(whole)
 
 
 @pytest.mark.parametrize("fault", ["hangs:1", "does not start"])
@@ -202,6 +217,54 @@ def test_an_engine_that_computes_something_else_is_refused_before_the_first_shar
         capture(make(model, rows, engine(fault)), tmp_path / "bank")
     assert not list((tmp_path / "bank").glob("data-*.arrow"))
     assert not leftovers(tmp_path / "bank")
+
+
+def made_reference(rows: int, layers: int, alike: float) -> Reference:
+    """Random states in which what a layer adds to the one before it is `alike` of their size."""
+    random = np.random.default_rng(0)
+    states = []
+    for _ in range(rows):
+        added = random.normal(size=(64, layers, 32)) * alike
+        added[:, 0] = random.normal(size=(64, 32))
+        states.append(np.cumsum(added, axis=1).astype(np.float32))
+    ids = [np.zeros(64, np.int32)] * rows
+    return Reference(ids, tuple(range(layers)), states, torch.nn.Identity())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("alike", [1.0, 0.15])
+def test_a_layer_is_told_from_the_next_one_though_they_are_nearly_alike(dtype: str, alike: float) -> None:
+    """Of layers that differ by 15 %, cosines are 0.989: in bfloat16 no bound on a cosine alone tells them from each other."""
+    reference = made_reference(2, 4, alike)
+    rounded = [torch.from_numpy(states).to(getattr(torch, dtype)).float().numpy() for states in reference.states]
+    result = compare(reference, [states[:, 1:3] for states in rounded], (1, 2), dtype)
+    assert result["cosine"] > {"float32": 1 - 1e-12, "float16": 1 - 1e-6, "bfloat16": 1 - 1e-4}[dtype]
+    for shift in (-1, 1):
+        with pytest.raises(InputError, match=r"^layer [12]: "):
+            compare(reference, [states[:, 1 + shift : 3 + shift] for states in rounded], (1, 2), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("start", [0, 24, 48])
+def test_sixteen_wrong_tokens_of_one_layer_of_one_row_are_found(dtype: str, start: int) -> None:
+    reference = made_reference(2, 4, 1.0)
+    found = [states[:, 1:3].copy() for states in reference.states]
+    found[1][start : start + 16, 1] = np.random.default_rng(1).normal(size=(16, 32))
+    with pytest.raises(InputError, match=rf"layer 2: tokens {start // 16 * 16} to "):
+        compare(reference, found, (1, 2), dtype)
+
+
+def test_layers_that_add_nothing_are_no_fault() -> None:
+    reference = made_reference(2, 4, 0.0)
+    assert compare(reference, [states[:, 1:3] for states in reference.states], (1, 2), "float32")["cosine"] > 1 - 1e-12
+
+
+def test_the_probe_is_as_long_as_the_longest_row() -> None:
+    tokens = np.arange(40, dtype=np.int32)
+    assert [len(row) for row in probe_rows(tokens, 30, None)] == list(LENGTHS)
+    assert [len(row) for row in probe_rows(tokens, 2048, None)] == [2048, LENGTHS[1]]
+    assert [len(row) for row in probe_rows(tokens, 100_000, None)] == [MOST_TOKENS, LENGTHS[1]]
+    assert [len(row) for row in probe_rows(tokens, 30, 100)] == [100, 100]
 
 
 def test_NaN_in_a_shard_is_refused_as_from_transformers(model: Path, rows: Path, engine: Engine, tmp_path: Path) -> None:
@@ -249,10 +312,11 @@ def test_runners_and_engine_options_are_different_plans(model: Path, rows: Path,
 
 
 @pytest.mark.slow
-def test_every_worker_has_a_child(model: Path, rows: Path, engine: Engine, tmp_path: Path) -> None:
-    capture(make(model, rows, engine("none")), tmp_path / "one")
+def test_every_worker_has_a_child(model: Path, rows: Path, engine: Engine, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vLLM 9\.9\.9 .* was killed by SIGKILL"):
+        capture(make(model, rows, engine("is killed:2")), tmp_path / "two", options=RunOptions(workers=2))
     capture(make(model, rows, engine("none")), tmp_path / "two", options=RunOptions(workers=2))
-    assert tree_bytes(tmp_path / "one") == tree_bytes(tmp_path / "two")
+    assert tree_bytes(tmp_path / "two") == tree_bytes(whole)
     assert not leftovers(tmp_path / "two")
 
 

@@ -378,6 +378,10 @@ class CaptureStage(TargetStage):
                 )
             self.vllm_job = self.vllm.prepare(bank.work_dir, bank.plan_digest, self.rows, progress)
 
+    def bytes_to_write(self, bank: BankWriter, todo: Sequence[Shard], *, last: bool) -> int:
+        scratch = self.vllm.scratch_bytes(max(map(self.tokens, todo))) if self.vllm and todo else 0
+        return super().bytes_to_write(bank, todo, last=last) + scratch
+
     def so_far(self, bank: BankWriter) -> dict[str, Any]:
         return {"text_count": len(self.rows)}
 

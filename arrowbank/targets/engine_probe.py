@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     Ids = npt.NDArray[np.int32]
 
-LENGTHS = (1100, 150)  # of the rows: beyond one block of every engine's attention cache, and two rows in one batch
+LENGTHS = (1100, 150)  # of the rows, at least: beyond one block of every engine's attention cache, and two rows in one batch
+MOST_TOKENS = 4096  # of a row: where the data have longer ones, the first row is as long as the longest of them, up to this
 STRETCH = 16  # tokens that are judged together
 FLOORS = {"float32": 0.9999, "float16": 0.99, "bfloat16": 0.98}  # of a stretch's cosine: its lowest in float32, else its median
 ALIKE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}  # a relative error below which no neighbor is looked at
@@ -54,9 +55,10 @@ class Reference:
     norm: nn.Module
 
 
-def probe_rows(input_ids: Ids, max_positions: int | None) -> list[Ids]:
-    """The rows of the probe, from the tokens of the data (repeated where these are few)."""
-    lengths = [length if max_positions is None else min(length, max_positions) for length in LENGTHS]
+def probe_rows(input_ids: Ids, longest: int, max_positions: int | None) -> list[Ids]:
+    """The rows of the probe, from the tokens of the data (repeated where these are few), of which a row has `longest` at most."""
+    wanted = [max(LENGTHS[0], min(longest, MOST_TOKENS)), LENGTHS[1]]
+    lengths = [length if max_positions is None else min(length, max_positions) for length in wanted]
     ids = np.resize(input_ids, sum(lengths)).astype(np.int32)
     return np.split(ids, np.cumsum(lengths)[:-1])
 

@@ -113,12 +113,19 @@ class Vllm:
     @property
     def workers(self) -> int:
         """How many children the GPUs hold."""
-        return max(1, self.devices // self.config.tensor_parallel) if self.device == "cuda" else 1
+        if self.device != "cuda" or ":" in self.model.device:
+            return 1
+        return max(1, self.devices // self.config.tensor_parallel)
 
     @property
     def engine_layers(self) -> list[int]:
         """vLLM's ids of what is asked of it, ascending; the last is what the last block puts out."""
         return sorted({layer + 1 for layer in self.layers} | {self.info.num_layers})
+
+    def scratch_bytes(self, tokens: int) -> int:
+        """What the files of states take while the children work on shards of `tokens` tokens."""
+        value = 4 if self.info.dtype == "float32" else 2
+        return self.workers * tokens * len(self.engine_layers) * self.info.hidden_size * value
 
     def recipe(self) -> dict[str, Any]:
         """What of the engine decides bytes."""
@@ -144,22 +151,20 @@ class Vllm:
 
     def prepare(self, folder: Path, digest: str, rows: PreparedRows, progress: Progress) -> VllmJob:
         """Have transformers run the probe, where that has not been done for the plan `digest`; the job of the workers."""
-        from arrowbank.targets.engine_probe import make_reference, probe_rows
+        from arrowbank.targets.engine_probe import MOST_TOKENS, make_reference, probe_rows
 
         path = folder / f"probe-{digest[:16]}.safetensors"
-        probe = probe_rows(rows.first_tokens(PROBE_TOKENS), self.info.max_positions)
+        longest = int(rows.lengths.max())
+        probe = probe_rows(rows.first_tokens(MOST_TOKENS), longest, self.info.max_positions)
         if not path.exists():
             progress.message(
                 f"vLLM {self.version}: transformers runs {sum(map(len, probe)):,} tokens to hold vLLM's states against"
             )
         make_reference(path, self.model, self.info, self.layers, probe)
-        longest = max(int(rows.lengths.max()), *map(len, probe))
+        longest = max(longest, *map(len, probe))
         return VllmJob(
             engine=self, folder=folder, reference=path, max_model_len=longest + 1
         )  # room for the one token that it makes
-
-
-PROBE_TOKENS = 4096
 
 
 def find_vllm(config: EngineConfig, model: ModelConfig, info: ModelInfo, layers: Sequence[int], norm: str) -> Vllm:

@@ -466,4 +466,6 @@ class TargetsKind(Kind):
             "last hidden states": f"{manifest.last_hidden_norm} norm",
             "stored as": manifest.codec,
         }
+        if (engine := manifest.engine) is not None:
+            facts["computed by"] = f"{engine.get('name')} {engine.get('version')} in {engine.get('dtype')}"
         return Description("Target bank", facts, ("speculative-decoding",), TARGET_ROW)
