@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.score import ScoreConfig, score_probes
     from arrowbank.in2.verify_arms import verify_in2
     from arrowbank.models import ModelConfig
-    from arrowbank.mtp.heal import heal_draft
+    from arrowbank.mtp.heal import estimate_heal, heal_draft
     from arrowbank.mtp.heal_config import HealConfig
     from arrowbank.mtp.trunk_build import build_trunk, estimate_trunk
     from arrowbank.mtp.trunk_plan import TrunkConfig, TrunkData
@@ -95,6 +95,7 @@ _HOME = {
     "encode": "features.encode",
     "estimate_capture": "targets.capture",
     "estimate_encode": "features.encode",
+    "estimate_heal": "mtp.heal",
     "estimate_import": "targets.importer",
     "estimate_in2": "in2.arm",
     "estimate_probes": "in2.probes",
@@ -163,6 +164,7 @@ __all__ = [
     "encode",
     "estimate_capture",
     "estimate_encode",
+    "estimate_heal",
     "estimate_import",
     "estimate_in2",
     "estimate_probes",

@@ -17,7 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from arrowbank import HealConfig, ModelConfig, TrunkConfig, TrunkData, build_trunk, heal_draft, open_bank
+from arrowbank import (
+    HealConfig,
+    ModelConfig,
+    RunOptions,
+    TrunkConfig,
+    TrunkData,
+    build_trunk,
+    estimate_heal,
+    heal_draft,
+    open_bank,
+)
 from arrowbank.bank.locks import FolderLock
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, BankLocked, ContractError, InputError, PlanMismatch
@@ -27,6 +37,7 @@ from arrowbank.mtp.draft_files import init_from_last_block, load_draft, save_dra
 from arrowbank.mtp.heal_config import HealConfig as Config
 from arrowbank.mtp.measure import check_conventions, measure
 from arrowbank.mtp.trainer import ChainBatch, jobs_of, learning_rate, ordered
+from arrowbank.progress import SILENT, Phase
 from tests import drafts
 from tests.kill import kill_at, tree_bytes
 
@@ -176,6 +187,78 @@ def test_a_run_killed_while_it_writes_its_files_goes_on(case: Case, tmp_path: Pa
         assert left == {path.name for path in (tmp_path / "whole.heal").iterdir()}
 
 
+class Sizes:
+    """A progress that looks at the files of a folder whenever something is said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.last = folder, dict[str, int]()
+
+    def phase(self, *args: Any, **options: Any) -> Phase:
+        return SILENT.phase(*args, **options)
+
+    def message(self, text: str) -> None:
+        self.last = {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "keep": {},
+    "copies": {"also": (("int8", "small"), ("nf4", "tiny"), ("fp16", "half"))},
+    "projection": {"train_projection": True, "stride": 4},
+    "init": {"init": True},
+    "measured": {"epochs": 0.0, "codec": "nf4"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_an_estimate_is_what_a_healing_takes_at_its_end(
+    case: Case, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if name == "init":
+        case = Case(tmp_path_factory.mktemp("without"), draft=False)
+    monkeypatch.chdir(tmp_path)
+    config = case.config(**{"epochs": 0.5, **SIZES[name]})
+    found = estimate_heal(config, case.bank, tmp_path / "out", dump=tmp_path / "dump", options=RunOptions(budget_gb=1))
+    assert list(tmp_path.iterdir()) == []
+    progress = Sizes(tmp_path / "out.heal")
+    report = heal_draft(config, case.bank, tmp_path / "out", dump=tmp_path / "dump", progress=progress)
+    kept = progress.last
+    written = sum(
+        path.stat().st_size
+        for one in report["files"]
+        for path in Path(one["folder"]).iterdir()
+        if path.suffix != ".safetensors" or path.stat().st_nlink == 1
+    )
+    assert abs(found.beside["checkpoints"] - written) < 6000 * len(report["files"]), "headers and records"
+    assert found.counts["steps"] == report["steps"] or report["steps"] == 0
+    dumped = sum(path.stat().st_size for path in (tmp_path / "dump").glob("*.arrow"))
+    assert abs(found.beside["dump"] - dumped) < 5000 + dumped // 10
+    if config.epochs:
+        assert found.beside["chain inputs"] == kept["fed.bin"]
+        state = found.beside["training state"] // 2
+        assert state - 4 * 3 * found.counts["draft_parameters"] <= kept["state.safetensors"] <= state + 20_000
+    assert found.fits
+
+
+def test_a_healing_over_budget_or_in_parts_is_refused_before_anything_is_written(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["heal", "--trunk", str(case.bank), "--model", str(case.model), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    for more, words in (
+        (["--budget-gb", "1e-6"], "the healing takes .*, the budget is 1.0 kB. Give fewer --also"),
+        (["--workers", "2"], "--workers: has no effect with heal, which trains one draft in one process"),
+        (["--worker", "0/2"], "--worker: has no effect with heal"),
+        (["--shards", "0", "--dry-run"], "--shards: has no effect with heal"),
+    ):
+        assert main([*argv, *more]) == 2
+        assert re.search(words, capsys.readouterr().err)
+    assert main([*argv, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["rows", "steps"]
+    assert main([*argv, "--dry-run", "--budget-gb", "1e-6"]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_path: Path) -> None:
     config, out = case.config(epochs=0.2), tmp_path / "out"
@@ -186,7 +269,7 @@ def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_pa
     lock = FolderLock(tmp_path / "out.heal" / "journal")
     before = tree_bytes(tmp_path)
     with pytest.raises(BankLocked, match=r"out\.heal: another process"):
-        heal_draft(config, case.bank, out, restart=True)
+        heal_draft(config, case.bank, out, options=RunOptions(restart=True))
     assert tree_bytes(tmp_path) == before
     lock.release()
     shutil.rmtree(out)  # "already complete" would be a lie
@@ -195,7 +278,7 @@ def test_what_is_there_is_kept_unless_it_is_this_healings_own(case: Case, tmp_pa
     shutil.rmtree(out)
     shutil.copytree(case.model, out)  # somebody else's by now
     with pytest.raises(InputError, match="is there already and not empty"):
-        heal_draft(config, case.bank, out, restart=True)
+        heal_draft(config, case.bank, out, options=RunOptions(restart=True))
     assert (out / "model.safetensors").exists()
 
 
@@ -232,7 +315,13 @@ def test_a_dump_of_another_healing_is_kept_unless_restart_is_given(case: Case, t
     with pytest.raises(PlanMismatch, match=r"dump: holds work of another plan.*\n  heal\.lr: "):
         heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "second", dump=tmp_path / "dump")
     assert tree_bytes(tmp_path) == before
-    heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "second", dump=tmp_path / "dump", restart=True)
+    heal_draft(
+        case.config(epochs=0.2, lr=4e-3),
+        case.bank,
+        tmp_path / "second",
+        dump=tmp_path / "dump",
+        options=RunOptions(restart=True),
+    )
     assert tree_bytes(tmp_path / "dump") != {}
 
 
@@ -242,7 +331,12 @@ def test_restart_deletes_no_copy_that_is_read(case: Case, tmp_path: Path) -> Non
     heal_draft(case.config(epochs=0.2, also=(("bf16", str(tmp_path / "copy")),)), case.bank, tmp_path / "out")
     before = tree_bytes(tmp_path)
     with pytest.raises(InputError, match=r"--restart deletes the copy .*copy: input and output are the same"):
-        heal_draft(case.config(epochs=0.2, draft_from=str(tmp_path / "copy")), case.bank, tmp_path / "out", restart=True)
+        heal_draft(
+            case.config(epochs=0.2, draft_from=str(tmp_path / "copy")),
+            case.bank,
+            tmp_path / "out",
+            options=RunOptions(restart=True),
+        )
     assert tree_bytes(tmp_path) == before
 
 
@@ -311,7 +405,7 @@ def test_what_cannot_be_healed(case: Case, tmp_path: Path) -> None:
     assert not any((tmp_path / name).exists() for name in ("out", "wild"))
     heal_draft(case.config(epochs=0.2), case.bank, tmp_path / "done")
     with pytest.raises(PlanMismatch, match=r"lr: found 0.003, wanted 0.004"):
-        heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "done", restart=False)
+        heal_draft(case.config(epochs=0.2, lr=4e-3), case.bank, tmp_path / "done", options=RunOptions(restart=False))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from arrowbank.errors import InputError
-from arrowbank.mtp.checkpoint import CODECS, NF4_TABLE, Checkpoint, decode, encode, is_router
+from arrowbank.mtp.checkpoint import CODECS, NF4_TABLE, Checkpoint, decode, encode, is_router, stored_bytes
 from arrowbank.mtp.draft import Draft
 from arrowbank.mtp.draft_files import init_from_last_block, load_draft, save_draft
 from tests import drafts, kill
@@ -96,6 +96,18 @@ def test_every_codec_is_read_back_as_it_is_stored(made: Made, tmp_path: Path, co
         "shared_expert_gate.weight",
     }
     assert all(after[name].dtype == torch.bfloat16 for name in routers)
+
+
+@given(
+    st.sampled_from(["w.weight", "mlp.gate.weight", "norm.weight"]),
+    st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    st.sampled_from(CODECS),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=60)
+def test_what_a_tensor_takes_is_known_before(name: str, shape: list[int], codec: str, dtype: torch.dtype) -> None:
+    stored = encode(name, torch.full(shape, 0.5, dtype=dtype), codec, dtype)
+    assert sum(tensor.nbytes for tensor in stored.values()) == stored_bytes(name, shape, codec, dtype.itemsize)
 
 
 @pytest.mark.parametrize("codec", ["int8", "nf4"])

@@ -196,11 +196,11 @@ def show_estimate(found: Estimate, as_json: bool) -> None:
         facts = {**asdict(found), **found.counts, "total_bytes": found.total_bytes, "fits": found.fits}
         print(json.dumps({"phase": "estimate", **facts}), flush=True)
     else:
-        parts = {"shards": found.shard_bytes, **found.beside}
+        parts = {**({"shards": found.shard_bytes} if found.shards else {}), **found.beside}
         budget = "" if found.budget_bytes is None else f", the budget is {human_bytes(found.budget_bytes)}"
         lines = {
             "rows": f"{found.rows:,}" + ("" if found.tokens is None else f" ({found.tokens:,} tokens)"),
-            "shards": f"{found.shards:,}",
+            **({"shards": f"{found.shards:,}"} if found.shards else {}),
             **{name.replace("_", " "): f"{count:,}" for name, count in found.counts.items()},
             "disk": f"{human_bytes(found.total_bytes)} of {human_bytes(found.free_bytes)} free{budget}",
         }

@@ -81,12 +81,7 @@ class RunOptions(Settings):
         return chosen
 
 
-PARTED = ("engine", "ray_address", "worker", "shards", "rows")
-
-
-def refuse_parts(mode: str, options: RunOptions) -> None:
-    """InputError for an option of `options` that makes a bank in parts, in `mode`, in words, which one process makes whole."""
-    refuse_unread(mode, options, PARTED)
+PARTED = ("engine", "ray_address", "worker", "shards", "rows")  # what a stage refuses that one process makes whole
 
 
 @dataclass(frozen=True, kw_only=True)

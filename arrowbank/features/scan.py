@@ -34,7 +34,7 @@ from arrowbank.bank.manifest_checks import read_manifest
 from arrowbank.bank.places import Named, require_separate
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_ROWS
-from arrowbank.engine.stage import Estimate, RunOptions, refuse_parts, require_budget
+from arrowbank.engine.stage import PARTED, Estimate, RunOptions, require_budget
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.features.key_table import WORDS, KeyTable
 from arrowbank.features.scan_pool import Extracted, ScanWorkers
@@ -157,7 +157,7 @@ def scan(
     Raises InputError (a source or line that is not usable), PlanMismatch, BankLocked, DiskFull, CorruptBank (`onto`), WorkerDied.
     """
     options = options or RunOptions()
-    refuse_parts(ONE_PROCESS, options)
+    refuse_unread(ONE_PROCESS, options, PARTED)
     config, sources = find_texts(config, progress)
     require_separate([("--out", out)], inputs_of(config))
     old = _old_bank(config.onto)
@@ -192,7 +192,7 @@ def estimate_scan(
     the sources, those of the sample, and those of all texts. Raises what `scan` raises for sources.
     """
     options = options or RunOptions()
-    refuse_parts(ONE_PROCESS, options)
+    refuse_unread(ONE_PROCESS, options, PARTED)
     config, sources = find_texts(config, progress)
     require_separate([("--out", out)], inputs_of(config))
     return _estimate(config, sources, _old_bank(config.onto), out, options)

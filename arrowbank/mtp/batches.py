@@ -87,6 +87,11 @@ def _padded(parts: Sequence[npt.NDArray[Any]], width: int, dtype: type) -> npt.N
     return out
 
 
+def fed_shape(bank: TrunkBank, rows: Sequence[int], *, steps: int, stride: int) -> tuple[int, int, int, int]:
+    """The shape of what `Feeding` keeps of windows `rows`: 16-bit numbers."""
+    return 1 if stride else steps - 1, len(rows), bank.window_tokens, bank.hidden_size
+
+
 class Feeding:
     """The inputs of windows `rows` at all steps of a chain, or in rounds (`stride`)."""
 
@@ -95,8 +100,7 @@ class Feeding:
         self._place = {int(row): at for at, row in enumerate(rows)}
         bank = windows.bank
         self._torch_dtype = getattr(torch, bank.manifest.hidden_dtype)
-        kept = 1 if stride else steps - 1
-        shape = (kept, len(rows), bank.window_tokens, bank.hidden_size)
+        shape = fed_shape(bank, rows, steps=steps, stride=stride)
         dtype = HIDDEN_TYPES[bank.manifest.hidden_dtype]
         self._kept = None
         if math.prod(shape):

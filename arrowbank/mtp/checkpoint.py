@@ -6,7 +6,7 @@ for all gates and ups and for all downs; and a projection whose halves a family 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +136,18 @@ def encode(name: str, values: torch.Tensor, codec: str, dtype: torch.dtype) -> S
             "use another codec (bf16 holds it)."
         )
     return {name: plain}
+
+
+def stored_bytes(name: str, shape: Sequence[int], codec: str, itemsize: int) -> int:
+    """The bytes of what `encode` gives of a tensor of this shape; `itemsize` is that of the dtype to keep."""
+    count = math.prod(shape)
+    if is_router(name) or codec == "keep":
+        return count * itemsize
+    if codec == "int8" and len(shape) >= 2:
+        return count + 4 * math.prod(shape[:-1])
+    if codec == "nf4" and len(shape) >= 2:
+        return (count + 1) // 2 + 4 * -(-count // NF4_BLOCK) + 8 * len(shape)
+    return count * (itemsize if codec in ("int8", "nf4") else 2)
 
 
 def is_router(name: str) -> bool:

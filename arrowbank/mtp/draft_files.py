@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import glob
 import json
+import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from arrowbank.bank.files import json_bytes, publish_bytes, publishing, require_
 from arrowbank.bank.names import place_fault
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.processes import temporary_beside
-from arrowbank.bank.refusals import explained
+from arrowbank.bank.refusals import existing, explained
 from arrowbank.errors import InputError
 from arrowbank.formats.safetensors import DTYPES, PIECE, SafetensorsFile, write_safetensors
 from arrowbank.models.model_folder import INDEX, SINGLE, read_json
@@ -36,6 +37,7 @@ from arrowbank.mtp.checkpoint import (
     encode,
     find_places,
     is_router,
+    stored_bytes,
 )
 from arrowbank.mtp.draft import Draft, DraftOrigin, Trunk, trunk_of
 from arrowbank.mtp.layouts import CANONICAL, FoundLayout, shown
@@ -227,6 +229,34 @@ def save_draft(
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
     return SavedDraft(folder=target, codec=codec, family=found.layout.family, draft_bytes=_size(changes), sha256=digests)
+
+
+def copy_bytes(checkpoint: Checkpoint, target: Path, shapes: Mapping[str, Sequence[int]], *, codec: str, itemsize: int) -> int:
+    """The bytes that `save_draft` writes for a copy `target` of `checkpoint` with a draft whose tensors, by their stored names, have
+    `shapes`; `itemsize` is that of the trunk's dtype, in which a checkpoint without a draft stores one."""
+    known = checkpoint.known_layout()
+    names = known.own_tensors(checkpoint.names) if known else []
+    gone = {part for name in names for part in checkpoint.parts(name)}
+    single = (checkpoint.folder / SINGLE).is_file()
+    rewritten = {checkpoint.place[name].name for name in names} or {SINGLE if single else DRAFT_FILE}
+    size = 0
+    for name, shape in shapes.items():
+        if name not in checkpoint.names:
+            size += stored_bytes(name, shape, codec, itemsize)
+            continue
+        before, stored = checkpoint.codec(name), checkpoint.files[checkpoint.place[name]].tensors[name]
+        kept = (
+            (stored.stop - stored.start) // math.prod(stored.shape) if before == "keep" else 4
+        )  # what is encoded decodes to float32
+        size += stored_bytes(name, shape, before if codec == "keep" else codec, kept)
+    for path, file in checkpoint.files.items():
+        if path.name in rewritten:
+            size += file.size - sum(tensor.stop - tensor.start for name, tensor in file.tensors.items() if name in gone)
+    linked = existing(target).stat().st_dev == checkpoint.folder.stat().st_dev
+    for path in _others(checkpoint.folder):
+        if path.name not in rewritten and not (linked and path.suffix == ".safetensors"):
+            size += path.stat().st_size
+    return size
 
 
 def check_target(source: Path, target: Path) -> None:

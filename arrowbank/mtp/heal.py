@@ -20,8 +20,9 @@ from arrowbank.bank.columns import fixed_list_column, number_column
 from arrowbank.bank.kinds.trunk_bank import TrunkBank, lists_of, row_offsets
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.open import open_bank
-from arrowbank.bank.places import beside, require_separate
+from arrowbank.bank.places import Named, beside, require_separate
 from arrowbank.bank.refusals import explains
+from arrowbank.engine.stage import PARTED, Estimate, RunOptions, require_budget
 from arrowbank.errors import ContractError, InputError
 from arrowbank.models import ModelConfig, describe, local_model, model_fingerprint, resolve_model
 from arrowbank.mtp.batches import DraftWindows, WindowBatch
@@ -29,15 +30,16 @@ from arrowbank.mtp.draft import Draft, Trunk, step_tokens, trunk_of
 from arrowbank.mtp.draft_files import check_target, init_from_last_block, load_draft, remove_of_plan, save_draft
 from arrowbank.mtp.heal_config import HealConfig
 from arrowbank.mtp.heal_folder import HealFolder
+from arrowbank.mtp.heal_sizes import KEPT, estimate_healing
 from arrowbank.mtp.loss import top_tokens
 from arrowbank.mtp.measure import Measured, check_conventions, measure
 from arrowbank.mtp.trainer import Training
 from arrowbank.progress import SILENT, Progress
-from arrowbank.settings import checked
+from arrowbank.settings import checked, refuse_unread
 
 KIND = "drafts"
 WHEN = ("before", "after")
-KEPT = 4  # most likely tokens
+ONE_PROCESS = "heal, which trains one draft in one process"
 
 
 def dump_writer(folder: str | Path, recipe: Mapping[str, Any], *, restart: bool) -> BankWriter:
@@ -108,30 +110,29 @@ def heal_draft(
     out: str | Path,
     *,
     dump: str | Path | None = None,
-    restart: bool = False,
+    options: RunOptions | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Heal the draft of `config.model` on `trunk_bank` and write the checkpoint with it to `out`; the report.
 
     Where training brought nothing, the report's `failed` says why (see `shortcomings`); the files are written all the same, with
     the best weights that were found. Goes on where an earlier run of the same plan stopped. `dump`: also write the draft's rows on
-    the held-out windows, before and after, as a bank there.
+    the held-out windows, before and after, as a bank there. Of `options` it takes `budget_gb` and `restart`, and refuses the others.
 
     Raises InputError (options, a bank with too few windows, no draft, conventions that contradict the draft), ContractError (a bank
     of another model), BadVector (training that does not stay finite), PlanMismatch, BankLocked, CorruptBank, DiskFull.
     """
-    out = Path(out)
-    inputs = [
-        ("--trunk", trunk_bank),
-        ("--model", local_model(config.model.model)),
-        ("--draft-from", local_model(config.draft_from)),
-    ]
-    copies = [(f"--also {codec}=", target) for codec, target in config.also]
-    require_separate([("--out", out), ("--out", beside(out, ".heal")), *copies, ("--dump", dump)], inputs)
+    options, out = options or RunOptions(), Path(out)
+    restart, inputs = options.restart, _inputs(config, trunk_bank)
+    refuse_unread(ONE_PROCESS, options, [*PARTED, "workers"])
+    _require_separate(config, out, dump, inputs)
     bank = _bank_of(config, trunk_bank)
     rows, held_out = _rows(config, bank)
     folder = resolve_model(config.model.model, code=config.model.trust_remote_code)
-    targets = [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
+    targets = _targets(config, out)
+    if options.budget_bytes is not None:
+        found = _estimate(config, bank, rows, held_out, targets, dump, options)
+        require_budget(out, found.total_bytes, options.budget_bytes, "the healing", "Give fewer --also copies, no --dump, or")
     work = HealFolder(out, _recipe(config, bank, folder), copies=[target for _, target in targets], restart=restart)
     if restart:
         for copy in work.earlier_copies():
@@ -157,6 +158,59 @@ def heal_draft(
             dump_drafts(rows_bank, subject.draft, subject.windows, held_out, weights, config)
         work.finish(report, traced=bool(config.epochs))
         return report
+
+
+@checked
+def estimate_heal(
+    config: HealConfig,
+    trunk_bank: str | Path,
+    out: str | Path,
+    *,
+    dump: str | Path | None = None,
+    options: RunOptions | None = None,
+) -> Estimate:
+    """What `heal_draft` with the same arguments takes at its end, when the copies of the checkpoint and the training's state are there
+    at once: rows and tokens are those that it trains on. Nothing is written, and no weight is read but for the model's fingerprint.
+
+    Raises what `heal_draft` raises for options, the bank, and a model without a draft.
+    """
+    options, out = options or RunOptions(), Path(out)
+    refuse_unread(ONE_PROCESS, options, [*PARTED, "workers"])
+    _require_separate(config, out, dump, _inputs(config, trunk_bank))
+    bank = _bank_of(config, trunk_bank)
+    rows, held_out = _rows(config, bank)
+    return _estimate(config, bank, rows, held_out, _targets(config, out), dump, options)
+
+
+def _estimate(
+    config: HealConfig,
+    bank: TrunkBank,
+    rows: Sequence[int],
+    held_out: Sequence[int],
+    targets: Sequence[tuple[str, Path]],
+    dump: str | Path | None,
+    options: RunOptions,
+) -> Estimate:
+    dumped = 0 if dump is None else len(WHEN) * int(bank.lengths[held_out].sum())
+    return estimate_healing(config, bank, rows, targets, dumped=dumped, budget_bytes=options.budget_bytes)
+
+
+def _inputs(config: HealConfig, trunk_bank: str | Path) -> list[Named]:
+    return [
+        ("--trunk", trunk_bank),
+        ("--model", local_model(config.model.model)),
+        ("--draft-from", local_model(config.draft_from)),
+    ]
+
+
+def _targets(config: HealConfig, out: Path) -> list[tuple[str, Path]]:
+    """The copies of the checkpoint: codec and folder."""
+    return [(config.codec, out), *((codec, Path(target)) for codec, target in config.also)]
+
+
+def _require_separate(config: HealConfig, out: Path, dump: str | Path | None, inputs: Sequence[Named]) -> None:
+    copies = [(f"--also {codec}=", target) for codec, target in config.also]
+    require_separate([("--out", out), ("--out", beside(out, ".heal")), *copies, ("--dump", dump)], inputs)
 
 
 @dataclass(frozen=True)
