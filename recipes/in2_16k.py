@@ -54,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not check.ok:
             raise CorruptBank(f"{given.out}: {check.name}: {check.detail}. Nothing was exported.")
     for arm, folder in zip(ARMS, folders, strict=True):
-        note = export(ExportConfig(format="llmc", stride="T"), folder, given.out / f"llmc_{arm}", progress=progress)
-        print(f"arm {arm}: {note['examples']:,} examples, {note['survivors']['T']:,} triples survive the loader's cut")
+        config = ExportConfig(format="llmc", stride="T", global_batch=8 if given.tiny else BATCH * RANKS)
+        note = export(config, folder, given.out / f"llmc_{arm}", progress=progress)
+        print(f"arm {arm}: {note['examples']:,} examples, llm.c delivers {note['survivors']['llm.c']:,} triples whole")
     return 0
 
 

@@ -140,7 +140,7 @@ def test_another_plan_is_not_mixed_in_and_a_finished_one_is_left_alone(whole: Pa
     before = tree_bytes(whole)
     with pytest.raises(PlanMismatch, match="seed: found 0, wanted 1"):
         build_in2(arms.small(seed=1), [whole.parent / "filler.bin"], whole)
-    build_in2(arms.small(global_batch=7), [whole.parent / "filler.bin"], whole)  # decides nothing that is written
+    build_in2(arms.small(global_batch=4), [whole.parent / "filler.bin"], whole)  # decides nothing that is written
     assert tree_bytes(whole) == before
 
 
@@ -268,8 +268,9 @@ def test_a_large_vocabulary_needs_uint32_and_gets_it(tmp_path: Path) -> None:
         ({"key_len": 0}, r"key_len is 0; expected .*\(--key-len\)"),
         ({"min_distance": -1}, "min_distance is -1"),
         ({"seed": -1}, "seed is -1"),
-        ({"global_batch": 4}, "not a multiple of --global-batch 4.* 4 and 8"),
-        ({"global_batch": 10}, "not a multiple of --global-batch 10.* 10 and 20"),
+        ({"global_batch": 4, "raw_shards": 1}, "--examples 7 is not a multiple of --global-batch 4.* 4 and 8"),
+        ({"global_batch": 10, "raw_shards": 1}, "not a multiple of --global-batch 10.* 10 and 20"),
+        ({"global_batch": 3}, "4 in each of 2 raw shards, is not a multiple of --global-batch 3.* 6 and 12"),
         ({"length": 16_384, "examples": 10_000, "raw_shards": 1}, "163,840,000 tokens.*at least --raw-shards 2"),
         ({"length": 60_000_000, "examples": 4, "raw_shards": 2}, "at least --raw-shards 4"),
         ({"length": 100_000_001}, "--length 100000001 is more than a shard"),
@@ -282,7 +283,7 @@ def test_options_that_are_refused(options: dict[str, Any], words: str) -> None:
 
 def test_just_enough_is_not_refused() -> None:
     assert arms.small(length=16_384, examples=12_206, raw_shards=2).per_shard == 6103
-    assert arms.small(alphabet=1000, global_batch=7).decoy_count == 1
+    assert arms.small(alphabet=1000, global_batch=4).decoy_count == 1
     assert arms.small(length=23, triples=1).last_site == arms.small(length=23, triples=1).first_site + 1
 
 
@@ -364,3 +365,29 @@ def test_the_command_line_builds_and_says_so(tmp_path: Path, capsys: pytest.Capt
     assert "one --filler" in capsys.readouterr().err
     assert main([*words, "--filler", str(tmp_path / "gone.bin"), "--out", str(tmp_path / "three")]) == 2
     assert "gone.bin: no such filler" in capsys.readouterr().err
+
+
+def test_the_last_raw_shard_may_be_smaller_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filler = arms.save_filler(tmp_path / "filler.bin")
+    words = [
+        "--length",
+        "600",
+        "--examples",
+        "7",
+        "--triples",
+        "6",
+        "--vocab",
+        "1000",
+        "--alphabet",
+        "300",
+        "--raw-shards",
+        "2",
+    ]
+    assert (
+        main(
+            ["in2", "build", "--arm", "c", *words, "--global-batch", "4", "--filler", str(filler), "--out", str(tmp_path / "c")]
+        )
+        == 0
+    )
+    said = capsys.readouterr().err
+    assert "the last raw shard holds 3 examples, and a loader drops 3 of them (18 triples)" in said

@@ -360,7 +360,8 @@ def _has_magic(folder: Path) -> bool:
     """Whether the first .bin file begins as llm.c's do."""
     for path in sorted(folder.glob("*.bin"))[:1]:
         with path.open("rb") as file:
-            return file.read(8) == np.array(tokenshards.LLMC_HEADER, "<i4").tobytes()
+            begin = file.read(8)
+            return any(begin == np.array(header, "<i4").tobytes() for header in tokenshards.LLMC_HEADERS.values())
     return False
 
 
@@ -439,5 +440,6 @@ LAYOUTS: dict[str, TrainerLayout] = {
     "nanotron": _tokens_layout("nanotron", _any("*.ds")),
     "nanogpt-npy": _tokens_layout("nanogpt-npy", _any("*.npy")),
     "llmc": _tokens_layout("llmc", _has_magic),
+    "nanogpt": _tokens_layout("nanogpt", _any("train.bin", "val.bin")),
     "raw": _tokens_layout("raw", _any("*.bin")),
 }

@@ -34,7 +34,8 @@ def _formats_here() -> dict[str, ExportFormat]:
 
 
 FORMATS = _formats_here()
-OPTIONS = ("max_shard_bytes", "last_hidden_norm", "stride")
+ARM_OPTIONS = ("stride", "global_batch", "ranks")
+OPTIONS = ("max_shard_bytes", "last_hidden_norm", *ARM_OPTIONS)
 EVERY_FORMAT = (*FORMATS, *tokenshards.LAYOUTS, *tables.FORMATS)
 
 
@@ -56,6 +57,10 @@ class ExportConfig(Settings):
         Annotated[Literal["post", "pre"], Help("What unknown last hidden states are."), Old("--assume-norm")] | None
     ) = None
     stride: Annotated[Literal["T", "T+1"], Help("Step of the loader of an arm. Default: as the format's does.")] | None = None
+    global_batch: Annotated[Count, Help("Of an arm: the loader's batch x ranks, for what it delivers.", default="1")] | None = (
+        None
+    )
+    ranks: Annotated[Count, Help("Of an arm: the ranks in --global-batch.", default="1")] | None = None
 
     def check(self) -> None:
         if self.format not in EVERY_FORMAT:
@@ -67,7 +72,7 @@ class ExportConfig(Settings):
 def _reads(format: str) -> set[str]:
     """The options of `ExportConfig` that a format reads, beside its name."""
     if format in tokenshards.LAYOUTS:
-        return {"stride"}
+        return set(ARM_OPTIONS)
     if format in FORMATS:
         return {"last_hidden_norm", "max_shard_bytes"} if FORMATS[format].shards else {"last_hidden_norm"}
     return set()
@@ -86,7 +91,12 @@ def export(
     require_separate([("--out", out)], [("BANK", bank)])
     if config.format in tokenshards.LAYOUTS:
         return tokenshards.export_tokens(
-            bank, out, format=config.format, stride=config.stride, restart=restart, progress=progress
+            bank,
+            out,
+            format=config.format,
+            **{name: getattr(config, name) for name in ARM_OPTIONS},
+            restart=restart,
+            progress=progress,
         )
     if config.format in tables.FORMATS:
         return tables.export_tables(bank, out, format=config.format, restart=restart, progress=progress)

@@ -277,6 +277,12 @@ class In2Stage(FilledStage):
                 f"{config.per_shard:,} each"
             )
 
+        if lost := config.examples_lost:
+            progress.message(
+                f"--global-batch {config.global_batch}: the last raw shard holds {len(config.shard_examples[-1])} examples, and a loader "
+                f"drops {lost} of them ({lost * config.triples:,} triples)"
+            )
+
     def workers(self, bank: BankWriter) -> ArmJob:
         return ArmJob(self.config, mapped_files(self.fillers, self.opened[0], bank.work_dir))
 

@@ -13,8 +13,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from arrowbank.bank.checks import Check, attempt, found_wrong
 from arrowbank.bank.columns import fixed_lists, values_of
-from arrowbank.formats.tokens import LAYOUTS, TokenExport
-from arrowbank.in2.arm_config import PAD_TAIL
+from arrowbank.formats.loaders import LOADERS, RANDOM, Batches, LoaderStops
+from arrowbank.formats.tokens import LAYOUTS, STRIDES, TokenExport
+from arrowbank.in2.arm_config import PAD_TAIL, In2Config
 from arrowbank.in2.blocks import LISTS, Block, Ids, Rows
 from arrowbank.in2.fillers import Filler
 from arrowbank.in2.placement import KeyCounter
@@ -158,24 +159,30 @@ def records(block: Block, lines: list[str]) -> Wrong:
     return _where(block, np.array(wrong, bool))
 
 
-def cut(block: Block, shards: Sequence[Ids], *, width: int, read: int, step: int) -> tuple[int, Wrong]:
-    """Cut files of examples, `width` tokens each, as a loader does that reads `read` tokens every `step`: the triples that one
-    window holds whole, and the examples of those whose tokens are then not key and value."""
-    config, span = block.arm.config, block.arm.config.span
+def cut(
+    block: Block, shards: Sequence[Ids], starts: Sequence[npt.NDArray[np.int64]], *, width: int, read: int, per_shard: int
+) -> tuple[int, Wrong]:
+    """Read windows of `read` tokens at `starts` of files of `per_shard` examples, `width` tokens each: the triples that one window holds
+    whole, and the examples of those whose tokens are then not key and value."""
+    span = block.arm.config.span
     whole, wrong = 0, [np.empty(0, np.int64)]
     rows, offsets = block.rows("probe_start"), np.arange(span)
-    shard_of = (block.examples // config.per_shard)[rows]
+    shard_of = (block.examples // per_shard)[rows]
     for shard in np.unique(shard_of):
         mine = shard_of == shard
-        tokens = shards[int(shard)] if shard < len(shards) else np.empty(0, np.uint16)
-        windows = sliding_window_view(tokens, read)[::step] if len(tokens) >= read else np.empty((0, read), tokens.dtype)
-        first = (block.examples[rows[mine]] - shard * config.per_shard) * width
-        window, needle = np.divmod(first + block.starts("needle_start")[mine], step)
-        probe = first + block.starts("probe_start")[mine] - window * step
-        inside = (window >= 0) & (window < len(windows)) & (needle + span <= read) & (probe >= 0) & (probe + span <= read)
+        if shard >= len(shards) or len(shards[int(shard)]) < read or not len(starts[int(shard)]):
+            continue
+        tokens, begins = shards[int(shard)], starts[int(shard)]
+        first = (block.examples[rows[mine]] - shard * per_shard) * width
+        needle, probe = (first + block.starts(f"{name}_start")[mine] for name in ("needle", "probe"))
+        window = np.searchsorted(begins, needle, side="right") - 1
+        end = begins[window] + read
+        inside = (
+            (window >= 0) & (needle + span <= end) & (probe >= begins[window]) & (probe + span <= end) & (end <= len(tokens))
+        )
         whole += int(np.count_nonzero(inside))
         for place in (needle, probe):
-            found = windows[window[inside, None], place[inside, None] + offsets]
+            found = tokens[place[inside, None] + offsets]
             bad = (found != block.drawn_spans[mine][inside]).any(axis=1)
             wrong.append(block.examples[rows[mine][inside][bad]])
     return whole, np.unique(np.concatenate(wrong))
@@ -250,48 +257,82 @@ def findings(with_raw: bool) -> list[Finding]:
 
 @dataclass
 class _Cut:
-    """A loader's windows: `read` tokens, `step` apart."""
+    """The windows that a loader reads: their starts by file, ascending, and the tokens of each."""
 
-    stride: str
+    starts: Sequence[npt.NDArray[np.int64]]
     read: int
-    step: int
-    whole: int = 0
+    whole: float = 0
     wrong: list[int] = field(default_factory=list)
 
 
 class LoaderWindows:
-    """Files of examples, each `width` tokens of which the first `length` are its own, under loaders of both strides."""
+    """Files of `per_shard` examples, each `width` tokens wide, in the windows of loaders, and what is promised of each."""
 
     def __init__(
-        self,
-        length: int,
-        shards: Sequence[Ids],
-        promised: Mapping[str, int],
-        *,
-        looks_ahead: bool,
-        width: int | None = None,
+        self, shards: Sequence[Ids], cuts: Mapping[str, _Cut], promised: Mapping[str, int], *, width: int, per_shard: int
     ) -> None:
-        self._shards, self._promised, self._width = shards, promised, width or length
-        self._cuts = [
-            _Cut(stride, length + 1 if looks_ahead else step, step) for stride, step in (("T", length), ("T+1", length + 1))
-        ]
+        self._shards, self._cuts, self._promised = shards, cuts, promised
+        self._width, self._per_shard = width, per_shard
+
+    @classmethod
+    def of_arm(cls, config: In2Config, shards: Sequence[Ids], promised: Mapping[str, int]) -> LoaderWindows:
+        """An arm's own raw shards, under loaders that look no token ahead, of both strides."""
+        cuts = {
+            f"stride {name}": _Cut([np.arange(0, len(ids) - step + 1, step) for ids in shards], step)
+            for name, step in zip(STRIDES, (config.length, config.length + 1), strict=True)
+        }
+        promised = {f"stride {name}": count for name, count in promised.items()}
+        return cls(shards, cuts, promised, width=config.length, per_shard=config.per_shard)
+
+    @classmethod
+    def of_export(cls, export: TokenExport, *, width: int, per_shard: int) -> LoaderWindows:
+        """An export, under the loaders that read it."""
+        said = export.said
+        files, batches = (
+            [len(ids) for ids in export.shards],
+            Batches(width, said["global_batch"] // said["ranks"], said["ranks"]),
+        )
+        cuts = {}
+        for name in LAYOUTS[said["format"]].loaders:
+            if name == RANDOM:  # a window may start anywhere
+                cuts[name] = _Cut([np.arange(max(0, tokens - width)) for tokens in files], width + 1)
+                continue
+            try:
+                cuts[name] = _Cut(LOADERS[name].windows(files, batches), width + LOADERS[name].ahead)
+            except LoaderStops:  # it delivers nothing
+                cuts[name] = _Cut([np.empty(0, np.int64)] * len(files), width)
+        return cls(export.shards, cuts, said["survivors"], width=width, per_shard=per_shard)
 
     def add(self, block: Block) -> None:
-        """Cut what holds the block's examples."""
-        for one in self._cuts:
-            whole, wrong = cut(block, self._shards, width=self._width, read=one.read, step=one.step)
+        """Read what holds the block's examples."""
+        for name, one in self._cuts.items():
+            if name == RANDOM:
+                one.whole += self._average(block, one)
+                continue
+            whole, wrong = cut(block, self._shards, one.starts, width=self._width, read=one.read, per_shard=self._per_shard)
             one.whole += whole
             one.wrong += wrong.tolist()
 
+    def _average(self, block: Block, one: _Cut) -> float:
+        """The triples that as many windows as there are examples hold on average: counted at every place where one may start."""
+        first = block.examples[block.rows("probe_start")] * self._width
+        begin, end = first + block.starts("needle_start"), first + block.starts("probe_start") + block.arm.config.span
+        places = len(one.starts[0])
+        low, high = np.maximum(end - one.read, 0), np.minimum(begin, places - 1)
+        changes = np.bincount(low[low <= high], minlength=places + 1) - np.bincount(high[low <= high] + 1, minlength=places + 1)
+        return float(np.cumsum(changes)[:places].mean()) * block.arm.config.examples if places else 0.0
+
     def check(self, name: str) -> Check:
         """Whether every triple in one window is there, and as many are as the manifest says."""
-        wrong = [f"a triple is not whole in example {one.wrong[0]} (stride {one.stride})" for one in self._cuts if one.wrong]
-        wrong += [
-            f"a loader of stride {one.stride} gets {one.whole:,} triples whole, the manifest says {self._promised.get(one.stride)}"
-            for one in self._cuts
-            if one.whole != self._promised.get(one.stride)
+        wrong = [
+            f"a triple is not whole in example {one.wrong[0]} ({loader})" for loader, one in self._cuts.items() if one.wrong
         ]
-        good = ", ".join(f"{one.whole:,} triples whole under stride {one.stride}" for one in self._cuts)
+        wrong += [
+            f"{loader} gets {round(one.whole):,} triples whole, the manifest says {self._promised.get(loader)}"
+            for loader, one in self._cuts.items()
+            if round(one.whole) != self._promised.get(loader)
+        ]
+        good = "triples whole: " + ", ".join(f"{round(one.whole):,} by {loader}" for loader, one in self._cuts.items())
         return found_wrong(name, wrong, good, "")
 
 
@@ -303,13 +344,8 @@ class ExportedArm:
         said = self.export.said
         self.source: str = said["made_from"]["plan_digest"]
         self.width: int = said["T"] + (said["stride"] == "T+1")
-        self.windows = LoaderWindows(
-            said["T"],
-            self.export.shards,
-            said["survivors"],
-            looks_ahead=LAYOUTS[said["format"]].looks_ahead,
-            width=self.width,
-        )
+        self.per_shard: int = said["shards"][0]["examples"]
+        self.windows = LoaderWindows.of_export(self.export, width=self.width, per_shard=self.per_shard)
         self._wrong: list[int] = []
 
     @property
@@ -321,7 +357,7 @@ class ExportedArm:
         config = block.arm.config
         self.windows.add(block)
         for row, example in enumerate(block.examples.tolist()):
-            shard, place = divmod(example, config.per_shard)  # the same examples in each file as in the raw shards
+            shard, place = divmod(example, self.per_shard)
             tokens = self.export.shards[shard] if shard < len(self.export.shards) else np.empty(0, np.uint16)
             found = tokens[place * self.width : place * self.width + config.length]
             if not np.array_equal(found, block.ids[row]):

@@ -67,7 +67,7 @@ class In2Config(Settings):
     ) = None
     global_batch: (
         Annotated[
-            Count, Help("The loader's batch x ranks: the number of examples must be a multiple."), Old("--align"), PLANTED
+            Count, Help("The loader's batch x ranks: the examples of a raw shard must be a multiple."), Old("--align"), PLANTED
         ]
         | None
     ) = None
@@ -102,12 +102,16 @@ class In2Config(Settings):
             )
 
     def _check_examples(self) -> None:
-        if self.global_batch and self.examples % self.global_batch:
-            below = self.examples - self.examples % self.global_batch
-            nearest = (below or below + self.global_batch, below + (self.global_batch if below else 2 * self.global_batch))
+        if self.global_batch and self.per_shard % self.global_batch:  # the last of several raw shards may be smaller
+            whole = self.global_batch * len(self.shard_examples)
+            below = self.examples - self.examples % whole
+            nearest = (below or below + whole, below + (whole if below else 2 * whole))
+            each = (
+                f", {self.per_shard} in each of {len(self.shard_examples)} raw shards," if len(self.shard_examples) > 1 else ""
+            )
             raise InputError(
-                f"--examples {self.examples} is not a multiple of --global-batch {self.global_batch}: a loader would drop or mix the rest. "
-                f"The nearest that are: {nearest[0]} and {nearest[1]}."
+                f"--examples {self.examples}{each} is not a multiple of --global-batch {self.global_batch}: a loader would drop or mix "
+                f"the rest. The nearest that are: {nearest[0]} and {nearest[1]}."
             )
         if self.length > SHARD_TOKENS:
             raise InputError(f"--length {self.length} is more than a shard may hold ({SHARD_TOKENS:,} tokens).")
@@ -153,6 +157,11 @@ class In2Config(Settings):
     def per_shard(self) -> int:
         """Examples in a raw shard; the last may have fewer."""
         return -(-self.examples // self.raw_files)
+
+    @property
+    def examples_lost(self) -> int:
+        """Of the last raw shard, those that are no whole global batch: a loader drops them."""
+        return len(self.shard_examples[-1]) % self.global_batch if self.global_batch and self.mirror else 0
 
     @property
     def shard_examples(self) -> list[range]:

@@ -23,7 +23,7 @@ from arrowbank.bank.files import HashedFile
 from arrowbank.bank.manifest import shard_name
 from arrowbank.bank.mapped import map_shard
 from arrowbank.errors import ArrowbankError
-from arrowbank.formats.tokens import STRIDES, whole_in_a_window
+from arrowbank.formats.tokens import STRIDES
 from arrowbank.in2.arm_config import PAD_TAIL, In2Config
 
 
@@ -136,10 +136,10 @@ def survive(
     first = examples % config.per_shard * config.length
     begin, end = first + needles, first + answers + config.val_len - 1
     in_file = np.minimum(config.per_shard, config.examples - examples // config.per_shard * config.per_shard) * config.length
-    return {
-        name: whole_in_a_window(begin, end, in_file, read=step, step=step)
-        for name, step in zip(STRIDES, (config.length, config.length + 1), strict=True)
+    window_ends = {
+        name: (begin // step + 1) * step for name, step in zip(STRIDES, (config.length, config.length + 1), strict=True)
     }
+    return {name: (end < window_end) & (window_end <= in_file) for name, window_end in window_ends.items()}
 
 
 def count_rows(bank: FollowedWriter, config: In2Config) -> ArmCounts:

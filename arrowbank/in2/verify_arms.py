@@ -125,7 +125,7 @@ class _ArmReader:
         self._found = findings(arm.config.mirror)
         self._filler = Finding("filler", "equal to its source outside planted spans", "differs from its source in")
         self._records = Finding("records", "the manifest's records are those of the rows", "other records than rows in")
-        self._windows = LoaderWindows(arm.config.length, arm.raw or [], arm.bank.manifest.survivors or {}, looks_ahead=False)
+        self._windows = LoaderWindows.of_arm(arm.config, arm.raw or [], arm.bank.manifest.survivors or {})
         self._keys, self._twice, self._stray = KeyCounter(arm.config.vocab, arm.config.key_len), 0, 0
         self._counts = ArmCounts()
         self._no_source = ""
