@@ -61,6 +61,13 @@ class HugeEncoder(TableEncoder):
         return super().encode(input_ids_NT) * np.float32(1e6)
 
 
+class SmallEncoder(TableEncoder):
+    """Vectors of which float16 keeps a digit or two."""
+
+    def encode(self, input_ids_NT: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        return super().encode(input_ids_NT) * np.float32(1e-7)
+
+
 class NarrowEncoder(TableEncoder):
     """A column short of what it says."""
 

@@ -15,6 +15,8 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from arrowbank import EncodeConfig, FeatureBank, RunOptions, compare, encode, estimate_encode, open_bank, verify
 from arrowbank.bank import BankWriter
@@ -33,6 +35,7 @@ from arrowbank.errors import (
 )
 from arrowbank.features.encode import EncodeStage
 from arrowbank.features.encode_config import ENCODING_METHOD
+from arrowbank.features.stored_vectors import fault_of, finish
 from tests import banks
 from tests.kill import kill_after, kill_at, tree_bytes
 
@@ -305,7 +308,25 @@ def test_vectors_that_are_not_normalised_are_kept_as_they_are_and_may_not_overfl
     assert np.array_equal(bank.matrix[4], pooled.astype(np.float16))
     with pytest.raises(BadVector, match="past 65504"):
         encode(EncodeConfig(encoder="tests.banks:HugeEncoder", normalize=False), source.tokens, source.folder / "huge")
+    with pytest.raises(BadVector, match=r"(?s)too small for float16.*row \d+: '.*Leave out --no-normalize"):
+        encode(EncodeConfig(encoder="tests.banks:SmallEncoder", normalize=False), source.tokens, source.folder / "small")
+    encode(EncodeConfig(encoder="tests.banks:SmallEncoder"), source.tokens, source.folder / "small-normalised")
     encode(EncodeConfig(encoder="tests.banks:HugeEncoder"), source.tokens, source.folder / "huge-normalised")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(-12, 5), st.integers(1, 300))
+def test_a_vector_is_stored_where_float16_keeps_it(seed: int, exponent: int, width: int) -> None:
+    vectors = (np.random.default_rng(seed).standard_normal((8, width)) * 10.0**exponent).astype(np.float32)
+    half, good = finish(vectors, normalize=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact, rounded = vectors.astype(np.float64), vectors.astype(np.float16)
+        error = np.linalg.norm(rounded.astype(np.float64) - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert (error[good] < 2.0**-9.9).all()
+    assert (~np.isfinite(error[~good]) | (error[~good] > 2.0**-10.1)).all()
+    assert np.array_equal(half[good], rounded[good])
+    for vector in vectors[~good]:
+        assert ("not finite" in fault_of(vector)) == bool(np.abs(vector).max() > 60_000)
 
 
 def test_another_plan_is_refused_with_the_fields_that_differ(source: Source, whole: dict[str, str]) -> None:

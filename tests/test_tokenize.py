@@ -17,11 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from arrowbank import EncodeConfig, ModelConfig, SelectConfig, encode, select, verify
 from arrowbank.bank import open_bank
 from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch, WorkerDied
 from arrowbank.features.tokenize import Batches, TokenizeConfig, tokenize
 from tests import tiny
+from tests.test_growing import Said
 
 AWKWARD = [
     "The bank lies on disk.",
@@ -48,7 +50,7 @@ def rows_of(folder: Path) -> list[list[int]]:
 def reference(folder: Path, texts: list[str], **options: Any) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     ids = tokenizer(texts, truncation=True, padding=False, **options)["input_ids"]
-    return [row or [0] for row in ids]
+    return list(ids)
 
 
 def real_tokenizer(name: str, tmp_path: Path) -> Path:
@@ -83,18 +85,30 @@ def test_equals_the_tokenizer_itself(tmp_path: Path, kind: Path, special_tokens:
     expected = reference(kind, AWKWARD, max_length=max_tokens, add_special_tokens=special_tokens)
     assert rows_of(tmp_path / "tokens") == expected
     whole = AutoTokenizer.from_pretrained(str(kind))(AWKWARD, add_special_tokens=special_tokens)["input_ids"]
+    added = 2 if special_tokens and "wordpiece" in kind.name else 0
     assert manifest["counts"] == {
         "truncated": sum(len(ids) > max_tokens for ids in whole),
-        "empty": sum(not ids for ids in whole),
+        "empty": sum(len(ids) <= added for ids in whole),
         "tokens": sum(map(len, expected)),
     }
 
 
-def test_a_text_without_tokens_is_the_token_0(tmp_path: Path, wordpiece_tokenizer: Path) -> None:
-    texts = tiny.save_texts_bank(tmp_path / "texts", ["a", "\u200b\x01", "b"])
-    manifest = tokenize(TokenizeConfig(tokenizer=str(wordpiece_tokenizer)), texts, tmp_path / "tokens")
-    assert rows_of(tmp_path / "tokens")[1] == [0]
+def test_a_text_without_tokens_is_said_counted_and_refused_by_encode(tmp_path: Path, tiny_bert: Path) -> None:
+    texts, said = tiny.save_texts_bank(tmp_path / "texts", ["a", "\u200b\x01", "b"]), Said()
+    manifest = tokenize(TokenizeConfig(tokenizer=str(tiny_bert)), texts, tmp_path / "tokens", progress=said)
+    assert rows_of(tmp_path / "tokens")[1] == []
     assert manifest["counts"]["empty"] == 1
+    assert any("of 1 texts the tokenizer leaves no token" in line for line in said.messages)
+    assert all(check.ok for check in verify(tmp_path / "tokens"))
+    config = EncodeConfig(model=ModelConfig(model=str(tiny_bert), device="cpu"))
+    with pytest.raises(InputError, match=r"(?s)1 texts have no token.*row 1: '\\u200b\\x01'.*--where 'length>=1'"):
+        encode(config, tmp_path / "tokens", tmp_path / "features")
+    assert not (tmp_path / "features").exists()
+    select(SelectConfig(where=("length>=1",)), tmp_path / "tokens", tmp_path / "some")
+    assert encode(config, tmp_path / "some", tmp_path / "features")["rows"] == 2
+    tokenize(TokenizeConfig(tokenizer=str(tiny_bert), special_tokens=True), texts, tmp_path / "special", progress=said)
+    assert any("leaves its special tokens only" in line for line in said.messages)
+    assert encode(config, tmp_path / "special", tmp_path / "three")["rows"] == 3
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -160,10 +174,11 @@ def test_any_batch_equals_the_tokenizer_itself(
         for text in texts
     ]
     whole = [tokenizer(text, add_special_tokens=special_tokens)["input_ids"] for text in texts]
-    assert table.column("input_ids").to_pylist() == [row or [0] for row in ids]
-    assert table.column("length").to_pylist() == [max(1, len(row)) for row in ids]
+    assert table.column("input_ids").to_pylist() == ids
+    assert table.column("length").to_pylist() == [len(row) for row in ids]
     assert table.column("truncated").to_pylist() == [len(row) > max_tokens for row in whole]
-    assert table.column("empty").to_pylist() == [not row for row in whole]
+    added = tokenizer.backend_tokenizer.num_special_tokens_to_add(False) if special_tokens else 0
+    assert table.column("empty").to_pylist() == [len(row) <= added for row in whole]
 
 
 # the bank

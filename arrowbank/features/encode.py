@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +36,7 @@ from arrowbank.features.encode_config import (
     load_custom_encoder,
 )
 from arrowbank.features.grow import DriftCheck, adopt, check_fits, open_old, told_since
-from arrowbank.features.stored_vectors import encoded, finish
+from arrowbank.features.stored_vectors import encoded, fault_of, finish
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
@@ -104,17 +104,21 @@ class ShardEncoder:
     def _refuse(self, shard: Shard, batch: Batch, vectors: npt.NDArray[np.float32], good: npt.NDArray[np.bool_]) -> None:
         bad = np.flatnonzero(~good)
         rows = shard.start + batch.rows[bad]
-        what = "all zero" if not vectors[bad[0]].any() else "not finite in float16 (NaN, Inf or past 65504)"
-        shown = [
-            f"\n  row {row}: {self._texts.slice(int(row), int(row) + 1, ['text'])['text'][0].as_py()[:80]!r}"
-            for row in rows[:SHOWN_TEXTS]
-        ]
+        what = fault_of(vectors[bad[0]])
         layer = self._config.model.layer if self._config.model else "the encoder's"
+        remedy = "Such a vector comes from the model or its dtype: try --dtype float32 or bfloat16, or check the weights."
+        if what.startswith("too small") and not self._config.normalize:
+            remedy = "Leave out --no-normalize: vectors of norm 1 fit float16."
         raise BadVector(
-            f"shard {shard.index}: {len(bad)} vectors of {batch.length} tokens are {what} (layer {layer}):{''.join(shown)}\n"
-            "Nothing of this shard was kept. Such a vector comes from the model or its dtype: try --dtype float32 or bfloat16, "
-            "or check the weights."
+            f"shard {shard.index}: {len(bad)} vectors of {batch.length} tokens are {what} (layer {layer}):"
+            f"{shown_texts(self._texts, rows)}\nNothing of this shard was kept. {remedy}"
         )
+
+
+def shown_texts(texts: Bank, rows: Sequence[int] | npt.NDArray[np.int64]) -> str:
+    """The first of these rows, a line each."""
+    found = [(int(row), texts.slice(int(row), int(row) + 1, ["text"])["text"][0].as_py()) for row in rows[:SHOWN_TEXTS]]
+    return "".join(f"\n  row {row}: {text[:80]!r}" for row, text in found)
 
 
 CARRIED = ("sources", "fields", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
@@ -327,7 +331,14 @@ class EncodeStage(Stage):
         }
 
     def check(self) -> None:
-        limit, longest = self.model.max_positions if self.model else None, int(np.diff(self._offsets).max(initial=0))
+        lengths = np.diff(self._offsets)
+        if len(empty := np.flatnonzero(lengths == 0)):
+            raise InputError(
+                f"{self.token_bank.folder}: {len(empty):,} texts have no token, since the tokenizer drops all their characters; a text "
+                f"without tokens has no vector:{shown_texts(self.texts, empty)}\nTokenize with --special-tokens, or leave them out: "
+                f"arrowbank select {self.token_bank.folder} --where 'length>=1' --out DIR, then encode DIR."
+            )
+        limit, longest = self.model.max_positions if self.model else None, int(lengths.max(initial=0))
         if limit is not None and longest > limit:
             raise InputError(
                 f"{self.token_bank.folder}: a text of {longest} tokens, but model {self.config.model_path!r} has {limit} positions. "

@@ -133,6 +133,9 @@ class Searcher:
         if not all(plain):
             raise InputError("a query is empty. Give at least a word.")
         ids = token_rows(self._tokenizer, self._tokens, plain)
+        for text, row in zip(plain, ids, strict=True):
+            if not row:
+                raise InputError(f"query {text[:60]!r}: the tokenizer drops all its characters. Give a word.")
         offsets = np.cumsum([0, *map(len, ids)]).astype(np.int32)
         column = list_column(np.array([token for row in ids for token in row], np.int32), offsets)
         vectors = np.empty((len(ids), self.bank.hidden_size), np.float32)

@@ -28,10 +28,27 @@ def encoded(encoder: Encoder, input_ids: pa.Array, rules: BatchRules) -> Iterato
         yield batch, vectors
 
 
+# Of a vector's norm, what rounding to float16 may take. It takes up to 2^-11 of each number from 6e-5 on, more and more of smaller
+# ones, and all of those below 3e-8.
+MOST_LOST = 2.0**-10
+
+
+def fault_of(vector: npt.NDArray[np.float32]) -> str:
+    """What is wrong with a pooled vector [D] that may not be stored."""
+    if not vector.any():
+        return "all zero"
+    with np.errstate(over="ignore"):
+        half = vector.astype(np.float16)
+    if not np.isfinite(half).all():
+        return "not finite in float16 (NaN, Inf or past 65504)"
+    return "too small for float16 (below 0.00006, where it loses digits, or lost as 0)"
+
+
 def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.bool_]]:
     """Pooled [N, D] float32 → stored [N, D] float16 (L2-normalized, rounded to nearest even), and which rows may be stored.
 
-    A row may be stored when it is finite and not all zero: [N] bool.
+    A row may be stored when it is finite, not all zero, and float16 holds it as closely as a normal float16 holds a number: [N] bool.
+    See `fault_of`.
     """
     import torch
 
@@ -39,7 +56,8 @@ def finish(vectors: npt.NDArray[np.float32], *, normalize: bool) -> tuple[npt.ND
     norms = torch.linalg.vector_norm(pooled, dim=1, keepdim=True)
     if not normalize:
         stored = pooled.half()
-        good = stored.isfinite().all(dim=1) & (stored != 0).any(dim=1)
-        return stored.numpy(), good.numpy()
+        lost = torch.linalg.vector_norm(stored.float() - pooled, dim=1, keepdim=True)
+        good = stored.isfinite().all(dim=1, keepdim=True) & (norms > 0) & (lost <= MOST_LOST * norms)
+        return stored.numpy(), good.squeeze(1).numpy()
     good = (norms.isfinite() & (norms > 0)).squeeze(1)
     return (pooled / norms).half().numpy(), good.numpy()  # torch rounds to float16 five times as fast as NumPy

@@ -45,13 +45,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-METHOD = 1  # raise it when the same recipe would give other ids
+METHOD = 2  # raise it when the same recipe would give other ids
 BATCH_ROWS = 1000
 PIECE_BYTES = 1 << 24  # of texts that are strings of Python at the same time, about
 ROWS_WORTH_A_PROCESS = 2000
 SAMPLES, SAMPLED_TEXTS = 20, 50  # an estimate looks at so many places of the texts, and so many texts at each
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
-NO_TOKENS = [0]  # stands for a text that gives none
 CARRIED = ("sources", "fields", "kinds", "text_count")
 COUNTS = ("truncated", "empty", "tokens")  # of a shard, and of the bank
 
@@ -103,9 +102,8 @@ class Batches:
             encodings += models.encode_texts(backend, texts, special_tokens=self.special_tokens)
         ids = [encoding.ids for encoding in encodings]
         truncated = [len(i) >= self.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
-        empty = [not i for i in ids]
-        if any(empty):
-            ids = [i or NO_TOKENS for i in ids]
+        added = backend.num_special_tokens_to_add(False) if self.special_tokens else 0
+        empty = [len(i) <= added for i in ids]
         lengths = np.fromiter(map(len, ids), np.int32, len(ids))
         offsets = np.zeros(len(ids) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
@@ -282,6 +280,9 @@ class TokenizeStage(Stage):
     def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
         every = [_counts_of(bank.work_dir, shard.index) or {} for shard in self.shards]
         counts = {name: sum(counts[name] for counts in every) for name in COUNTS}
+        if counts["empty"]:
+            left = "its special tokens only" if self.config.special_tokens else "no token: `encode` refuses them"
+            progress.message(f"{bank.folder}: of {counts['empty']:,} texts the tokenizer leaves {left}")
         return bank.commit(rows=len(self.source), manifest={"counts": counts})
 
 
@@ -408,7 +409,7 @@ def token_rows(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, texts
     backend = truncating_backend(tokenizer, config)
     backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
     encodings = models.encode_texts(backend, [config.prompt + text for text in texts], special_tokens=config.special_tokens)
-    return [encoding.ids or NO_TOKENS for encoding in encodings]
+    return [encoding.ids for encoding in encodings]
 
 
 def _generations(source: Bank) -> list[int]:

@@ -85,7 +85,7 @@ class TokensKind(Kind):
             "at most tokens a text": manifest.max_tokens,
             "special tokens": "yes" if manifest.special_tokens else "no",
             "truncated": counts.get("truncated"),
-            "texts without a token (stored as the token 0)": counts.get("empty"),
+            "texts without a token of their own": counts.get("empty"),
         }
         return Description("Tokens", facts)
 
@@ -96,7 +96,7 @@ def _check_tokens(bank: TokensBank) -> Check:
     for row, batch in bank.numbered_shards():
         values, offsets = list_values(batch.column("input_ids"))
         lengths = np.diff(offsets)
-        bad = (lengths != values_of(batch.column("length"))) | (lengths < 1) | (lengths > limit)
+        bad = (lengths != values_of(batch.column("length"))) | (lengths > limit)
         wrong += [f"row {row + at}" for at in np.flatnonzero(bad)[:3]]
         wrong += [f"row {row + np.searchsorted(offsets, at, 'right') - 1}" for at in np.flatnonzero(values < 0)[:3]]
-    return found_wrong("tokens", wrong, f"ids ≥ 0, lengths right, 1 to {limit}", "ids or length wrong in")
+    return found_wrong("tokens", wrong, f"ids ≥ 0, lengths right, at most {limit}", "ids or length wrong in")
