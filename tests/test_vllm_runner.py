@@ -6,8 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,6 +198,62 @@ def test_an_engine_that_says_nothing_is_given_up(model: Path, rows: Path, engine
     with pytest.raises(InputError, match=r"(did not start|gave no states for row \d+ of \d+) within 3 s \(--vllm-patience\)"):
         capture(make(model, rows, engine(fault, vllm_patience=3)), tmp_path / "bank")
     assert not leftovers(tmp_path / "bank")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stop", "workers"), [(signal.SIGINT, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 2)])
+def test_an_engine_ends_with_the_run(
+    model: Path, rows: Path, engine: Engine, whole: Path, tmp_path: Path, stop: signal.Signals, workers: int
+) -> None:
+    """By Ctrl-C, and when the run is killed; its scratch is removed at once, or by the next run."""
+    python = engine("hangs:2").vllm_python
+    command = [
+        *[
+            sys.executable,
+            "-m",
+            "arrowbank",
+            "targets",
+            "capture",
+            "--model",
+            str(model),
+            "--source",
+            str(rows),
+            "--layers=-1,1",
+        ],
+        *["--max-shard-bytes", "40000", "--min-loss-tokens", "1", "--device", "cpu", "--out", str(tmp_path / "bank")],
+        *["--runner", "vllm", "--vllm-python", str(python), "--workers", str(workers)],
+    ]
+    run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list((tmp_path / "bank").glob("data-*.arrow"))) >= workers)
+    assert run.poll() is None
+    assert len(engines_of(tmp_path)) == workers
+    run.send_signal(stop)
+    assert run.wait(30) == (130 if stop is signal.SIGINT else -stop)
+    wait_until(lambda: not engines_of(tmp_path))
+    if stop is signal.SIGINT:
+        assert not leftovers(tmp_path / "bank")
+    capture(make(model, rows, engine("none")), tmp_path / "bank")
+    assert tree_bytes(tmp_path / "bank") == tree_bytes(whole)
+    assert not leftovers(tmp_path / "bank")
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.1)
+    pytest.fail("does not come true within a minute")
+
+
+def engines_of(folder: Path) -> list[Path]:
+    """The processes that run the child's file of a bank in `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_text()
+            if str(folder) in command and "arrowbank_vllm_child.py" in command:
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(model: Path, rows: Path, **options: Any) -> CaptureConfig:
-    runner = options.pop("runner", "vllm")
+    runner, dtype = options.pop("runner", "vllm"), options.pop("dtype", "auto")
     engine = EngineConfig(vllm_python=PYTHON, **options.pop("engine", {})) if runner == "vllm" else EngineConfig()
     given: dict[str, Any] = {"target_layer_ids": LAYERS, "min_loss_tokens": 0, "max_shard_bytes": 500_000, **options}
-    dtype = options.pop("dtype", "auto")
     return CaptureConfig(
         model=ModelConfig(model=str(model), device="cpu", dtype=dtype), data=rows, runner=runner, engine=engine, **given
     )
