@@ -329,6 +329,26 @@ def test_a_vector_is_stored_where_float16_keeps_it(seed: int, exponent: int, wid
         assert ("not finite" in fault_of(vector)) == bool(np.abs(vector).max() > 60_000)
 
 
+def test_dim_truncates_and_then_normalizes(source: Source, tmp_path: Path) -> None:
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    encode(EncodeConfig(encoder=TABLE, normalize=False), source.tokens, whole)
+    made = encode(EncodeConfig(encoder=TABLE, dim=3), source.tokens, half)
+    pooled = np.stack([banks.TableEncoder().encode(np.array([row], np.int32))[0, :3] for row in source.token_rows])
+    expected = (
+        (torch.from_numpy(pooled) / torch.linalg.vector_norm(torch.from_numpy(pooled), dim=1, keepdim=True)).half().numpy()
+    )
+    bank = open_bank(half, kind=FeatureBank)
+    assert np.array_equal(bank.matrix, expected)
+    assert (made["hidden_size"], made["encoding"]["dim"], made["recipe"]["dim"]) == (3, 3, 3)
+    assert all(check.ok for check in verify(half))
+    with pytest.raises(PlanMismatch) as caught:
+        encode(EncodeConfig(encoder=TABLE, dim=2), source.tokens, half)
+    assert "dim" in caught.value.fields
+    with pytest.raises(InputError, match=r"--dim 999: .* gives vectors of \d+ dimensions"):
+        encode(EncodeConfig(encoder=TABLE, dim=999), source.tokens, tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
 def test_another_plan_is_refused_with_the_fields_that_differ(source: Source, whole: dict[str, str]) -> None:
     out = source.folder / "whole"
     changes: list[tuple[dict[str, Any], str]] = [

@@ -109,7 +109,8 @@ class FeatureRules(CombineRules):
     def recipe(self, bank: Bank) -> ManifestFields:
         """What decides a vector once its tokens are given."""
         names = ("encoding_method", "model", "hidden_size", "normalize", "batches")
-        return {**{name: bank.manifest.recipe.get(name) for name in names}, "mirror": has_mirror(bank)}
+        dim = {"dim": bank.manifest.recipe["dim"]} if "dim" in bank.manifest.recipe else {}
+        return {**{name: bank.manifest.recipe.get(name) for name in names}, **dim, "mirror": has_mirror(bank)}
 
     def counted(self, bank: BankWriter, before: ManifestFields) -> ManifestFields:
         files = mirror_fields(bank.done_rows) if bank.recipe["mirror"] else {}

@@ -34,6 +34,7 @@ from arrowbank.features.encode_config import (
     Encoder,
     check_growth,
     load_custom_encoder,
+    width_of,
 )
 from arrowbank.features.grow import DriftCheck, adopt, check_fits, open_old, told_since
 from arrowbank.features.stored_vectors import encoded, fault_of, finish
@@ -92,8 +93,8 @@ class ShardEncoder:
         return pa.record_batch(columns)
 
     def _vectors(self, shard: Shard, input_ids: pa.Array, report: Callable[[int], None]) -> npt.NDArray[np.float16]:
-        out = np.empty((shard.rows, self._encoder.hidden_size), np.float16)
-        for batch, vectors in encoded(self._encoder, input_ids, self._config.rules):
+        out = np.empty((shard.rows, width_of(self._config, self._encoder.hidden_size)), np.float16)
+        for batch, vectors in encoded(self._encoder, input_ids, self._config.rules, self._config.dim):
             half, good = finish(vectors, normalize=self._config.normalize)
             if not good.all():
                 self._refuse(shard, batch, vectors, good)
@@ -214,7 +215,9 @@ class EncodeStage(Stage):
 
     @property
     def hidden_size(self) -> int:
-        return self.model.hidden_size if self.model else int(load_custom_encoder(self.config.model_path).hidden_size)
+        """How many numbers a stored vector has."""
+        found = self.model.hidden_size if self.model else int(load_custom_encoder(self.config.model_path).hidden_size)
+        return width_of(self.config, found)
 
     @property
     def rows(self) -> int:
@@ -293,9 +296,14 @@ class EncodeStage(Stage):
             "generations": self.generations,
             "limit": self.config.limit,
             "mirror": self.config.mirror,
+            **self._dim,
             **({} if self.config.trial is None else {"trial": self.config.trial}),
             **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
         }
+
+    @property
+    def _dim(self) -> dict[str, int]:
+        return {} if self.config.dim is None else {"dim": self.config.dim}
 
     def _own_recipe(self) -> dict[str, str]:
         return {"name": self.config.model_path, "version": str(load_custom_encoder(self.config.model_path).version)}
@@ -327,6 +335,7 @@ class EncodeStage(Stage):
                 "backbone": model.backbone if model else "encoder",
                 "normalize": self.config.normalize,
                 **(self.model.recipe() if self.model else {}),
+                **self._dim,
             },
         }
 

@@ -57,6 +57,7 @@ class EncodeConfig(Settings):
     encoder: Annotated[str, Help("An encoder of your own instead of --model.", "MODULE:FACTORY")] | None = None
     rules: BatchRules = field(default_factory=BatchRules)
     normalize: Annotated[bool, Help("Keep the vectors' length.")] = True
+    dim: Annotated[Count, Help("Keep the first N dimensions (Matryoshka), then normalize.")] | None = None
     shard_rows: Annotated[Count, Help("Rows per shard (at most 1 GiB of vectors).")] = SHARD_ROWS
     limit: Annotated[Count, Help("Only the first N rows.")] | None = None
     trial: Annotated[Count, Help("Encode N rows to try it; the bank is never committed.")] | None = None
@@ -81,6 +82,15 @@ class EncodeConfig(Settings):
     def model_path(self) -> str:
         """The model as the user named it."""
         return self.model.model if self.model else str(self.encoder)
+
+
+def width_of(config: EncodeConfig, hidden_size: int) -> int:
+    """How many numbers a stored vector has, of a model that gives `hidden_size`. InputError where it gives fewer than are wanted."""
+    if config.dim is not None and config.dim > hidden_size:
+        raise InputError(
+            f"--dim {config.dim}: {config.model_path!r} gives vectors of {hidden_size} dimensions. Give at most as many."
+        )
+    return config.dim or hidden_size
 
 
 def check_growth(config: EncodeConfig, *, grows: bool) -> None:

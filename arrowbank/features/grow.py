@@ -75,7 +75,7 @@ def measure_drift(old: FeatureBank, encoder: Encoder, tokens: Bank, config: Enco
     rows = np.sort(random.choice(len(old), min(sample, len(old)), replace=False))
     parts = [tokens.slice(row, row + 1, ["input_ids"]) for row in rows.tolist()]
     again = np.empty((len(rows), old.hidden_size), np.float16)
-    for batch, vectors in encoded(encoder, one_array(pa.concat_tables(parts)["input_ids"]), config.rules):
+    for batch, vectors in encoded(encoder, one_array(pa.concat_tables(parts)["input_ids"]), config.rules, config.dim):
         again[batch.rows], _ = finish(vectors, normalize=config.normalize)
     stored = old.take(rows)
     alike = cosines(stored, again, of_zeros=np.nan)

@@ -15,7 +15,7 @@ from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import InputError
 from arrowbank.features.encode import encode
 from arrowbank.features.encode import inputs_of as encoded
-from arrowbank.features.encode_config import EncodeConfig, check_growth, load_custom_encoder
+from arrowbank.features.encode_config import EncodeConfig, check_growth, load_custom_encoder, width_of
 from arrowbank.features.grow import open_old
 from arrowbank.features.scan import ScanConfig, estimate_scan, scan
 from arrowbank.features.scan import inputs_of as scanned
@@ -88,6 +88,7 @@ def _check_stages(config: BuildConfig, out: Path, options: RunOptions, progress:
                 f"{limit} or less."
             )
         require_loadable(config.encode.model, info)
+    hidden_size = width_of(config.encode, hidden_size)
     if config.encode.onto is not None:
         open_old(config.encode.onto)
     elif options.shards is None and options.rows is None and not any((out / part).exists() for part in PARTS):

@@ -139,7 +139,7 @@ class Searcher:
         offsets = np.cumsum([0, *map(len, ids)]).astype(np.int32)
         column = list_column(np.array([token for row in ids for token in row], np.int32), offsets)
         vectors = np.empty((len(ids), self.bank.hidden_size), np.float32)
-        for batch, some in encoded(self._encoder, column, self._rules):
+        for batch, some in encoded(self._encoder, column, self._rules, self._made.get("dim")):
             vectors[batch.rows] = some
         return vectors
 
@@ -164,7 +164,10 @@ class Searcher:
         model = _model_config(self.bank, self.config)
         if model is None:
             own = load_custom_encoder(_encoder_to_run(self.bank, self.config))
-            found: Mapping[str, Any] = {"version": str(own.version), "hidden_size": int(own.hidden_size)}
+            found: Mapping[str, Any] = {
+                "version": str(own.version),
+                "hidden_size": int(self._made.get("dim") or own.hidden_size),
+            }
             _same(self.bank, found, {**self._made["model"], "hidden_size": self.bank.hidden_size})
             return own
         info = describe(model)

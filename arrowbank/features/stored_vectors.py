@@ -14,8 +14,12 @@ from arrowbank.errors import InputError
 from arrowbank.features.encode_config import Encoder, stream
 
 
-def encoded(encoder: Encoder, input_ids: pa.Array, rules: BatchRules) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
-    """The batches of rows `input_ids` (list<int32>) and the pooled vectors of each, [N, D] float32. InputError for another shape."""
+def encoded(
+    encoder: Encoder, input_ids: pa.Array, rules: BatchRules, dim: int | None = None
+) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
+    """The batches of rows `input_ids` (list<int32>) and the pooled vectors of each, [N, D] float32: the first `dim` numbers of those that
+    the encoder gives. InputError for another shape.
+    """
     values, offsets = list_values(input_ids)
     plan = list(batches(np.diff(offsets), rules))
     pooled = stream(encoder, (gather(values, offsets, batch) for batch in plan))
@@ -25,7 +29,7 @@ def encoded(encoder: Encoder, input_ids: pa.Array, rules: BatchRules) -> Iterato
                 f"the encoder gave an array of shape {vectors.shape} for {len(batch.rows)} rows, "
                 f"expected {(len(batch.rows), encoder.hidden_size)}."
             )
-        yield batch, vectors
+        yield batch, vectors[:, :dim]
 
 
 # Of a vector's norm, what rounding to float16 may take. It takes up to 2^-11 of each number from 6e-5 on, more and more of smaller

@@ -62,6 +62,7 @@ class Encoding(msgspec.Struct, kw_only=True):
     layer: Any = None
     dtype: str | None = None
     quantisation: Any = None
+    dim: Width | None = None
 
 
 class BatchSizes(msgspec.Struct, kw_only=True):
@@ -316,6 +317,7 @@ class FeaturesKind(Kind):
         yield from equal(manifest, {"encoded_rows": manifest["rows"]} | ({"model_path": model["name"]} if own else {}))
         yield from equal(manifest, {name: recipe[name] for name in ("limit", "generations") if name in recipe})
         encoding = {**recipe["batches"], "backbone": "encoder", "normalize": recipe["normalize"], **({} if own else model)}
+        encoding |= {"dim": recipe["dim"]} if "dim" in recipe else {}
         yield from equal(manifest, {"encoding": encoding})
 
     def files_beside(self, bank: FeatureBank) -> dict[str, int | None] | None:
@@ -339,9 +341,10 @@ class FeaturesKind(Kind):
 
     def describe(self, manifest: FeatureManifest) -> Description:
         encoding = manifest.encoding
-        facts = {
+        facts: dict[str, object] = {
             "vectors": f"{manifest.rows:,} × {manifest.hidden_size}, float16{', L2-normalised' if encoding.normalize else ''}",
             "model": manifest.model_path,
+            "the first dimensions of the model's (Matryoshka)": encoding.dim,
             "pooling": encoding.pooling or "the encoder's own",
             "at most tokens a text": manifest.max_key_tokens,
             "texts by kind": manifest.kinds,
