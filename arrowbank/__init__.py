@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from arrowbank.targets.capture import CaptureConfig, capture, estimate_capture
     from arrowbank.targets.check_model import verify_targets
     from arrowbank.targets.importer import ImportConfig, estimate_import, import_targets, import_to_deepspec
-    from arrowbank.targets.vllm_runner import EngineConfig
+    from arrowbank.targets.vllm_engine import EngineConfig
 
 _HOME = {
     "Audit": "features.audit",
@@ -61,7 +61,7 @@ _HOME = {
     "Check": "bank.checks",
     "Comparison": "features.compare",
     "EncodeConfig": "features.encode_config",
-    "EngineConfig": "targets.vllm_runner",
+    "EngineConfig": "targets.vllm_engine",
     "Estimate": "engine.stage",
     "ExportConfig": "formats.registry",
     "FeatureBank": "bank",

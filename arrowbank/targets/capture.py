@@ -46,7 +46,8 @@ from arrowbank.targets.target_rows import (
     prepare,
     samples_at,
 )
-from arrowbank.targets.vllm_runner import EngineConfig, Vllm, VllmJob, VllmStates, find_vllm
+from arrowbank.targets.vllm_engine import EngineConfig, Vllm, find_vllm
+from arrowbank.targets.vllm_runner import VllmJob, VllmStates, prepare_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -376,7 +377,7 @@ class CaptureStage(TargetStage):
                     f"--workers {options.workers}: {self.vllm.devices} GPUs hold {self.vllm.workers} vLLM of --tensor-parallel "
                     f"{self.config.engine.tensor_parallel}. Give {self.vllm.workers} or fewer."
                 )
-            self.vllm_job = self.vllm.prepare(bank.work_dir, bank.plan_digest, self.rows, progress)
+            self.vllm_job = prepare_vllm(self.vllm, bank.work_dir, bank.plan_digest, self.rows, progress)
 
     def bytes_to_write(self, bank: BankWriter, todo: Sequence[Shard], *, last: bool) -> int:
         scratch = self.vllm.scratch_bytes(max(map(self.tokens, todo))) if self.vllm and todo else 0

@@ -21,7 +21,8 @@ from arrowbank import CaptureConfig, EngineConfig, ModelConfig, capture, estimat
 from arrowbank.bank.floats import float32_of
 from arrowbank.errors import InputError
 from arrowbank.models import describe
-from arrowbank.targets.vllm_runner import VllmChild, VllmJob, find_vllm
+from arrowbank.targets.vllm_engine import find_vllm
+from arrowbank.targets.vllm_process import VllmChild
 from tests.kill import tree_bytes
 
 PYTHON = os.environ.get("ARROWBANK_VLLM_PYTHON", "")
@@ -107,7 +108,7 @@ def test_the_engine_gives_states_in_float32(models: Callable[[str], Path], rows:
     given = [np.array(json.loads(line)["input_ids"], np.int32) for line in rows.read_text().splitlines()]
     model = ModelConfig(model=str(models("qwen3")), device="cpu")
     vllm = find_vllm(EngineConfig(vllm_python=PYTHON), model, describe(model), LAYERS, "pre")
-    child = VllmChild(VllmJob(engine=vllm, folder=tmp_path, reference=tmp_path, max_model_len=1025), 0)
+    child = VllmChild(vllm, tmp_path, 1025, 0)
     whole = tf.AutoModelForCausalLM.from_pretrained(models("qwen3"), dtype=torch.float32).eval()
     largest = 0.0
     for ids, states in zip(given, child.run(given), strict=True):
