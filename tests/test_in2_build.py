@@ -215,6 +215,77 @@ def test_every_kind_of_filler_file_gives_the_same_arm(tmp_path: Path) -> None:
         assert np.array_equal(raw(tmp_path / f"arm-{name}", arms.small()), wanted), name
 
 
+def test_records_are_filler_by_the_options_that_scan_has(
+    tmp_path: Path, bpe_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--text-field, --on-bad-line and --max-line-bytes: the same ids as of the good texts alone, and a bank that is verified."""
+    texts = tiny.texts(60)
+    lines = [json.dumps({"body": text, "text": "not this"}) for text in texts]
+    (tmp_path / "bad.jsonl").write_text("\n".join([*lines[:9], "{no json", *lines[9:]]))
+    (tmp_path / "good.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    common = f"--length 300 --vocab 1000 --tokenizer {bpe_tokenizer}".split()
+    arm = ["in2", "build", "--arm", "c", "--examples", "4", "--triples", "3", *common]
+    probes = ["in2", "probes", *common]
+    reading = ["--text-field", "body", "--on-bad-line", "skip"]
+    for name, verb in (("arm", arm), ("probes", probes)):
+        good, bad = tmp_path / f"{name}-good", tmp_path / f"{name}-bad"
+        assert main([*verb, "--filler", str(tmp_path / "good.jsonl"), "--out", str(good)]) == 0
+        assert main([*verb, "--filler", str(tmp_path / "bad.jsonl"), "--out", str(bad), *reading]) == 0
+        assert "bad.jsonl: skipped 1 of its lines, which are no records" in capsys.readouterr().err
+        assert [path.read_bytes() for path in sorted(good.glob("*.arrow"))] == [
+            path.read_bytes() for path in sorted(bad.glob("*.arrow"))
+        ]
+        manifest = json.loads((bad / "manifest.json").read_text())
+        assert (manifest["text_field"], manifest["on_bad_line"], manifest["fillers"][0]["bad_lines"]) == ("body", "skip", 1)
+        assert "text_field" not in json.loads((good / "manifest.json").read_text())
+    assert main(["in2", "verify", str(tmp_path / "arm-bad")]) == 0
+    capsys.readouterr()
+    (tmp_path / "plain.txt").write_text("\n".join(texts))
+    arms.save_filler(tmp_path / "filler.bin")
+    for filler, more, words in (
+        ("bad.jsonl", ["--text-field", "body"], r"bad\.jsonl, line 10.*--on-bad-line skip"),
+        (
+            "bad.jsonl",
+            ["--on-bad-line", "skip", "--text-field", "none"],
+            r"expected an object with a text under 'none'.*--text-field",
+        ),
+        ("good.jsonl", ["--max-line-bytes", "20"], r"good\.jsonl, line \d+: longer than 20 bytes"),
+        ("plain.txt", ["--text-field", "body"], r"--text-field.*: has no effect with text files"),
+        ("filler.bin", ["--on-bad-line", "skip"], r"--(on-bad-line|tokenizer)"),
+    ):
+        assert main([*arm, "--filler", str(tmp_path / filler), "--out", str(tmp_path / "none"), *more]) == 2
+        assert re.search(words, capsys.readouterr().err), words
+    no_tokenizer = [word for word in arm if word not in ("--tokenizer", str(bpe_tokenizer))]
+    filler = ["--filler", str(tmp_path / "filler.bin"), "--out", str(tmp_path / "none")]
+    assert main([*no_tokenizer, *filler, "--on-bad-line", "skip"]) == 2
+    assert "--on-bad-line (on_bad_line): has no effect with fillers that are no records" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_shards_as_they_were_meant_once_are_told_the_option_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filler = arms.save_filler(tmp_path / "filler.bin")
+    words = [
+        "in2",
+        "build",
+        "--arm",
+        "c",
+        "--length",
+        "600",
+        "--examples",
+        "6",
+        "--vocab",
+        "1000",
+        "--triples",
+        "4",
+        "--shards",
+        "2",
+    ]
+    assert main([*words, "--filler", str(filler), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        "there is no shard 2; this plan has shards 0 to 0. The number of raw files is --raw-shards." in capsys.readouterr().err
+    )
+
+
 def test_texts_are_filler_where_a_tokenizer_is_given(tmp_path: Path, bpe_tokenizer: Path) -> None:
     from arrowbank.models.tokenizer import load_tokenizer
 

@@ -63,12 +63,14 @@ class RunOptions(Settings):
     def budget_bytes(self) -> int | None:
         return None if self.budget_gb is None else round(self.budget_gb * 1e9)
 
-    def chosen(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Those of a plan's `shards` that this run is to make. InputError for a part that the plan does not have."""
+    def chosen(self, shards: Sequence[Shard], hint: str = "") -> list[Shard]:
+        """Those of a plan's `shards` that this run is to make. InputError, with a `hint`, for a part that the plan does not have."""
         rows, chosen = shards[-1].stop, list(shards)
         if self.shards is not None:
             if unknown := sorted(set(self.shards) - set(range(len(shards)))):
-                raise InputError(f"--shards: there is no shard {unknown[0]}; this plan has shards 0 to {len(shards) - 1}.")
+                raise InputError(
+                    f"--shards: there is no shard {unknown[0]}; this plan has shards 0 to {len(shards) - 1}. {hint}".rstrip()
+                )
             chosen = [shard for shard in chosen if shard.index in self.shards]
         if self.rows is not None:
             start, stop = self.rows
@@ -133,7 +135,8 @@ class Stage(ABC):
     """One way to make a bank. Properties and methods without a body here are the plan; the others have defaults.
 
     `kind` is the bank's, `phase` the name under which progress is reported, in `unit`. `what` and `remedy` are the stage's words in
-    errors about sizes. `splits_threads`: workers compute with torch, and share this machine's cores.
+    errors about sizes. `splits_threads`: workers compute with torch, and share this machine's cores. `shards_hint`: what --shards may be
+    taken for.
     """
 
     kind: ClassVar[str]
@@ -141,6 +144,7 @@ class Stage(ABC):
     unit: ClassVar[str] = "tokens"
     remedy: ClassVar[str] = "Give"
     splits_threads: ClassVar[bool] = True
+    shards_hint: ClassVar[str] = ""
     writer: ClassVar[type[BankWriter]] = BankWriter
     adopted: int = 0  # the first shards, which are taken over from another bank
 
@@ -254,7 +258,7 @@ class Stage(ABC):
         self.check()
         if options.budget_bytes is not None or options.shards is not None or options.rows is not None:
             self.measure(progress)  # whatever is refused is refused before anything is written
-            options.chosen(self.shards)
+            options.chosen(self.shards, self.shards_hint)
             needed = sum(map(self.shard_bytes, self.shards)) + sum(self.beside.values())
             require_budget(out, needed, options.budget_bytes, self.what, self.remedy)
         with self.writer(
@@ -283,7 +287,10 @@ class Stage(ABC):
         options = options or RunOptions()
         self.check()
         self.measure(progress)
-        chosen, tokens = options.chosen(self.shards), {shard.index: self.tokens(shard) for shard in self.shards}
+        chosen, tokens = (
+            options.chosen(self.shards, self.shards_hint),
+            {shard.index: self.tokens(shard) for shard in self.shards},
+        )
         seconds, here = self.seconds(progress) if timed else None, sum(tokens[shard.index] for shard in chosen)
         return Estimate(
             rows=sum(shard.rows for shard in chosen),
@@ -305,7 +312,7 @@ class Stage(ABC):
     def _make(self, bank: BankWriter, options: RunOptions, progress: Progress) -> Manifest:
         self.prepare(bank, options, progress)
         bank.save_progress(**self.so_far(bank))
-        chosen = options.chosen(self.shards)
+        chosen = options.chosen(self.shards, self.shards_hint)
         missing = {shard.index for shard in self.shards if not self.is_done(bank, shard)}
         todo = [shard for shard in chosen if shard.index in missing]
         last = len(todo) == len(missing)

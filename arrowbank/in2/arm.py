@@ -33,13 +33,13 @@ from arrowbank.engine import Report
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.engine.stage import Estimate, RunOptions, Stage
 from arrowbank.errors import InputError
-from arrowbank.in2.arm_config import In2Config
+from arrowbank.in2.arm_config import READING, FillerTexts, In2Config
 from arrowbank.in2.fillers import Filler, TextFiller, check_names, open_filler, open_fillers, unread_beside
 from arrowbank.in2.placement import KeyCounter, Placement, Planted
 from arrowbank.in2.raw_shards import ArmCounts, FollowedWriter, RawShards, count_rows, fields, shard_entries
 from arrowbank.models import local_model
 from arrowbank.progress import SILENT, Progress, tell_unread
-from arrowbank.settings import checked
+from arrowbank.settings import checked, given
 
 REPORT_EVERY = 64
 RowStarts = npt.NDArray[np.int64]
@@ -190,7 +190,7 @@ class Filled(Protocol):
     @property
     def vocab(self) -> int: ...
     @property
-    def tokenizer(self) -> str | None: ...
+    def texts(self) -> FillerTexts: ...
 
 
 class FilledStage(Stage):
@@ -203,13 +203,13 @@ class FilledStage(Stage):
 
     @property
     def inputs(self) -> list[Named]:
-        return [*(("--filler", filler) for filler in self.fillers), ("--tokenizer", local_model(self.config.tokenizer))]
+        return [*(("--filler", filler) for filler in self.fillers), ("--tokenizer", local_model(self.config.texts.tokenizer))]
 
     @cached_property
     def opened(self) -> tuple[list[Filler], list[dict[str, Any]]]:
         """The fillers, and what the manifest says of each."""
         config = self.config
-        return open_fillers(self.fillers, length=config.length, vocab=config.vocab, tokenizer=config.tokenizer)
+        return open_fillers(self.fillers, length=config.length, vocab=config.vocab, texts=config.texts)
 
     def check(self) -> None:
         """InputError for fillers that are no good."""
@@ -217,6 +217,9 @@ class FilledStage(Stage):
 
     def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
         tell_unread(progress, "--filler", files=unread_beside(self.fillers))
+        for entry in self.opened[1]:
+            if count := entry.get("bad_lines"):
+                progress.message(f"{entry['path']}: skipped {count:,} of its lines, which are no records")
 
 
 class In2Stage(FilledStage):
@@ -226,6 +229,7 @@ class In2Stage(FilledStage):
     kind, phase, unit, what = KIND, "build", "examples", "the arm"
     remedy = "Give fewer --examples, --no-mirror, or"
     writer = FollowedWriter
+    shards_hint = "The number of raw files is --raw-shards."
 
     def __init__(self, config: In2Config, fillers: Sequence[str | Path], out: str | Path) -> None:
         check_names(fillers, config.split)
@@ -262,6 +266,7 @@ class In2Stage(FilledStage):
             "examples": self.config.examples,
             "text_count": self.config.examples,
             "tokenizer": self.config.tokenizer,
+            **reading_fields(self.config.texts),
             "fillers": filler_paths(self.opened[1], self.out),
         }
 
@@ -329,6 +334,11 @@ def recipe_of(config: In2Config, entries: Sequence[dict[str, Any]]) -> dict[str,
 def filler_paths(entries: Sequence[dict[str, Any]], out: str | Path) -> list[dict[str, Any]]:
     """Fillers for a manifest: with their paths as seen from the bank, so that both can move together."""
     return [entry if is_address(entry["path"]) else {**entry, "path": os.path.relpath(entry["path"], out)} for entry in entries]
+
+
+def reading_fields(texts: FillerTexts) -> dict[str, Any]:
+    """What a manifest says of how fillers of records were read, beside the tokenizer: what is not the default."""
+    return {name: value for name, value in given(texts, READING).items() if name != "tokenizer"}
 
 
 def mapped_files(paths: Sequence[str | Path], opened: Sequence[Filler], folder: Path) -> tuple[str, ...]:

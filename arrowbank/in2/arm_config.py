@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from arrowbank.errors import InputError
+from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine, TextField
 from arrowbank.settings import Count, Flag, Group, Help, Natural, Old, Place, Settings, refuse_unread
 
 ArmName = Literal["a", "b", "c"]
@@ -40,6 +41,21 @@ Alphabet = Annotated[Count, Help("Keys and values consist of ids below it."), PL
 Vocab = Annotated[Count, Help("All ids are below it."), PLANTED]
 IdType = Annotated[Literal["uint16", "uint32"], Help("Integer type of the token ids on disk."), PLANTED]
 FillerTokenizer = Annotated[Place, Help("For a filler of texts.", "M"), PLANTED]
+FillerField = Annotated[TextField, PLANTED]
+FillerBadLine = Annotated[OnBadLine, PLANTED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillerTexts(Settings):
+    """How a filler of texts becomes ids, as the options of the same names say. `max_line_bytes` decides no id."""
+
+    tokenizer: Place | None = None
+    text_field: str | None = None
+    on_bad_line: Literal["error", "skip"] | None = None
+    max_line_bytes: Count = MAX_LINE_BYTES
+
+
+READING = tuple(FillerTexts.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +91,9 @@ class In2Config(Settings):
     dtype: IdType = "uint16"
     mirror: Annotated[bool, Help("Leave out the raw shards and their manifest."), PLANTED] = True
     tokenizer: FillerTokenizer | None = None
+    text_field: FillerField | None = None
+    on_bad_line: FillerBadLine | None = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
     shard_tokens: Annotated[Count, Flag("")] = 1 << 23
 
     def check(self) -> None:
@@ -121,6 +140,11 @@ class In2Config(Settings):
                 f"--raw-shards {self.raw_files} puts {self.per_shard * self.length:,} tokens into a shard, a loader reads the first "
                 f"{SHARD_TOKENS:,}. Give at least --raw-shards {-(-self.examples // most)}."
             )
+
+    @property
+    def texts(self) -> FillerTexts:
+        """How fillers of texts are read."""
+        return FillerTexts(**{name: getattr(self, name) for name in READING})
 
     @property
     def raw_files(self) -> int:
@@ -170,11 +194,11 @@ class In2Config(Settings):
         return [range(start, min(start + self.per_shard, self.examples)) for start in starts]
 
     def recipe(self) -> dict[str, Any]:
-        """The options that decide the files; what a tokenizer decides is in its fillers' digests."""
+        """The options that decide the files; what decides the ids of fillers is in their digests."""
         options = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in ("global_batch", "raw_shards", "tokenizer")
+            if field.name not in ("global_batch", "raw_shards", *READING)
         }
         return {**options, "decoys": self.decoy_count, "shards": self.raw_files}
 

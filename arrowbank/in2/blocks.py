@@ -21,7 +21,7 @@ from arrowbank.bank.manifest import MANIFEST, parsed_json
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import CorruptBank, InputError
 from arrowbank.in2.arm import config_of
-from arrowbank.in2.arm_config import In2Config
+from arrowbank.in2.arm_config import READING, FillerTexts, In2Config
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import Placement, Planted
 from arrowbank.in2.raw_shards import FIELDS, manifest_name, raw_names
@@ -89,13 +89,15 @@ class Arm:
 
     def fillers(self, given: Sequence[str | Path] | None) -> list[Filler]:
         """The sources of the filler: where the manifest says, or `given`. Raises InputError where one is gone or another."""
-        entries = self.bank.manifest.fillers
+        manifest = self.bank.manifest
+        entries, read = manifest.fillers, {name: getattr(manifest, name) for name in READING}
+        texts = FillerTexts(**{name: value for name, value in read.items() if value is not None})
         paths = given or [entry.path if is_address(entry.path) else self.folder / entry.path for entry in entries]
         if len(paths) != len(entries):
             raise InputError(f"{self.folder}: built from {len(entries)} fillers, {len(paths)} are given.")
         opened = []
         for path, entry in zip(paths, entries, strict=True):
-            filler = open_filler(path, self.bank.manifest.tokenizer)
+            filler = open_filler(path, texts)
             if filler.digest != entry.sha256:
                 raise InputError(
                     f"{path}: not the filler that {self.folder} was built from (sha256 {filler.digest[:12]}…, expected "

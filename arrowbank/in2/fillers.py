@@ -3,7 +3,7 @@
     NAME.bin   headerless little-endian uint16; or, where it starts with the magic number, llm.c's 256 int32 and then uint16
     NAME.npy   a one-dimensional array of integers
     a folder   a token bank of ours, or a texts bank, which is tokenized (its rows follow each other with nothing between)
-    records    of any known format, with the field `text`: tokenized in the same way
+    records    of any known format, with the field `text` (or another, --text-field): tokenized in the same way
 
 A filler is looked at once before anything is built: every id must lie below the vocabulary. What a file's name says of itself counts:
 a train split is not built from a validation file.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,9 +32,10 @@ from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import InputError
-from arrowbank.inputs.formats import TEXT
-from arrowbank.inputs.records import Records, is_text
-from arrowbank.settings import refuse_unread
+from arrowbank.in2.arm_config import FillerTexts
+from arrowbank.inputs.formats import PLAIN, TEXT
+from arrowbank.inputs.records import TABLES, Records, is_text
+from arrowbank.settings import given, refuse_unread
 
 Ids = npt.NDArray[Any]
 
@@ -115,7 +116,7 @@ class BankFiller:
 class TextFiller:
     """The ids of texts: tokenized once, without special tokens, and kept (four bytes a token). `digest` is of the texts."""
 
-    def __init__(self, texts: Iterable[str], digest: str, tokenizer: str) -> None:
+    def __init__(self, texts: Iterable[str], digest: str, tokenizer: str, bad_lines: Callable[[], int] = lambda: 0) -> None:
         from arrowbank.models.tokenizer import encode_texts, load_tokenizer, tokenizer_fingerprint
 
         loaded = load_tokenizer(tokenizer)
@@ -126,6 +127,7 @@ class TextFiller:
             encoded = encode_texts(loaded.backend_tokenizer, some)
             parts += [np.array(one.ids, np.uint32) for one in encoded]
         self._ids = np.concatenate(parts)
+        self.bad_lines = bad_lines()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -148,8 +150,11 @@ def check_names(paths: Sequence[str | Path], split: str) -> None:
             )
 
 
-def open_filler(path: str | Path, tokenizer: str | None = None) -> Filler:
-    """The filler in `path`. Raises InputError for what is not one; ids are not looked at."""
+PLAIN_IDS = FillerTexts()
+
+
+def open_filler(path: str | Path, texts: FillerTexts = PLAIN_IDS) -> Filler:
+    """The filler in `path`; `texts` is how texts become ids. Raises InputError for what is not one; ids are not looked at."""
     suffix = Path(path).suffix.lower()
     if suffix in (".npy", ".bin") and not is_address(path):
         if not Path(path).exists():
@@ -157,20 +162,32 @@ def open_filler(path: str | Path, tokenizer: str | None = None) -> Filler:
         if not Path(path).is_dir():
             return ArrayFiller(_npy(Path(path)) if suffix == ".npy" else _bin(Path(path)), Path(path))
     if (Path(path) / MANIFEST).exists():
-        return _open_bank(Path(path), tokenizer)
-    records = Records(path, (TEXT,), skip_bad_lines=None)
-    if tokenizer is None:
+        return _open_bank(Path(path), texts.tokenizer)
+    records = _records(path, texts)
+    if texts.tokenizer is None:
         raise InputError(
             f"{path}: holds texts: say how they become ids with --tokenizer M, or give token ids (.bin, .npy, a bank)."
         )
-    return TextFiller(_texts(records), records.sha256, tokenizer)
+    read = given(texts, ["text_field", "on_bad_line"])  # with the defaults, the digest is that of the records alone
+    digest = " ".join([records.sha256, *(f"{name}={value}" for name, value in read.items())])
+    return TextFiller(_texts(records), digest, texts.tokenizer, lambda: records.bad_lines)
+
+
+def _records(path: str | Path, texts: FillerTexts) -> Records:
+    """The records in `path`, which are read for one field."""
+    field, skip = texts.text_field or TEXT, texts.on_bad_line == "skip"
+    return Records(path, (field,), skip_bad_lines=skip, max_line_bytes=texts.max_line_bytes)
 
 
 def _texts(records: Records) -> Iterator[str]:
+    (field,) = records.fields
     for record in records:
-        text = record.value.get(TEXT)
+        text = record.value.get(field)
         if not isinstance(text, str) or not is_text(text):
-            raise InputError(f"{record.place}: {short_json(record.value)}; expected an object with a text under {TEXT!r}.")
+            raise InputError(
+                f"{record.place}: {short_json(record.value)}; expected an object with a text under {field!r}. Give --text-field NAME for "
+                "where texts are."
+            )
         yield text
 
 
@@ -221,7 +238,7 @@ def _npy(path: Path) -> Ids:
 
 
 def open_fillers(
-    paths: Sequence[str | Path], *, length: int, vocab: int, tokenizer: str | None = None
+    paths: Sequence[str | Path], *, length: int, vocab: int, texts: FillerTexts = PLAIN_IDS
 ) -> tuple[list[Filler], list[dict[str, Any]]]:
     """The fillers in `paths` and what the manifest says of each (path, tokens, sha256).
 
@@ -229,11 +246,10 @@ def open_fillers(
     """
     if not paths:
         raise InputError("--filler: give at least one file of token ids, or a bank of tokens or texts.")
-    if not any(_holds_texts(path) for path in paths):
-        refuse_unread("fillers that are token ids", tokenizer=tokenizer)
+    _refuse_unread(paths, texts)
     opened, entries = [], []
     for path in paths:
-        filler = open_filler(path, tokenizer)
+        filler = open_filler(path, texts)
         if len(filler) < length + 1:
             raise InputError(
                 f"{path}: {len(filler):,} tokens, too short: --length {length} needs at least {length + 1:,}. Give a longer "
@@ -241,15 +257,26 @@ def open_fillers(
             )
         _check_ids(path, filler, vocab)
         opened.append(filler)
-        entries.append({"path": str(path), "tokens": len(filler), "sha256": filler.digest})
+        entry = {"path": str(path), "tokens": len(filler), "sha256": filler.digest}
+        entries.append(entry | ({"bad_lines": filler.bad_lines} if isinstance(filler, TextFiller) and filler.bad_lines else {}))
     return opened, entries
 
 
-def _holds_texts(path: str | Path) -> bool:
-    manifest = Path(path) / MANIFEST
-    if manifest.is_file():
-        return bool(read_json(manifest).get("kind") == "texts")
-    return is_address(path) or Path(path).suffix.lower() not in (".npy", ".bin")
+def _refuse_unread(paths: Sequence[str | Path], texts: FillerTexts) -> None:
+    """InputError for an option about texts that none of the fillers needs."""
+    banks = [Path(path) for path in paths if not is_address(path) and (Path(path) / MANIFEST).is_file()]
+    others = [path for path in paths if is_address(path) or Path(path) not in banks]
+    readable = [path for path in others if is_address(path) or Path(path).suffix.lower() not in (".npy", ".bin")]
+    if not readable and not any(read_json(bank / MANIFEST).get("kind") == "texts" for bank in banks):
+        refuse_unread("fillers that are token ids", texts, ["tokenizer"])
+    if not readable:
+        refuse_unread("fillers that are no records (token ids, banks)", texts, ["text_field", "on_bad_line", "max_line_bytes"])
+    elif given(texts, ["text_field", "on_bad_line", "max_line_bytes"]):
+        found = [_records(path, texts) for path in readable]
+        if all(records.are_rows for records in found):
+            refuse_unread(TABLES, texts, ["on_bad_line", "max_line_bytes"])
+        if any(file.format is PLAIN for records in found for file in records.source.files):
+            refuse_unread("text files, whose lines have no fields", texts, ["text_field"])
 
 
 def unread_beside(paths: Sequence[str | Path]) -> list[str]:

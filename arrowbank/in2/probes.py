@@ -26,11 +26,15 @@ from arrowbank.engine import Report
 from arrowbank.engine.plan import Shard, shard_ranges
 from arrowbank.engine.stage import Estimate, RunOptions
 from arrowbank.errors import InputError
-from arrowbank.in2.arm import FilledStage, filler_paths, mapped_files
+from arrowbank.in2.arm import FilledStage, filler_paths, mapped_files, reading_fields
 from arrowbank.in2.arm_config import (
     PAD_TAIL,
     PLANTED,
+    READING,
     Alphabet,
+    FillerBadLine,
+    FillerField,
+    FillerTexts,
     FillerTokenizer,
     IdType,
     KeyLen,
@@ -42,6 +46,7 @@ from arrowbank.in2.arm_config import (
 from arrowbank.in2.draws import Stream, Words, base_seed, first_below
 from arrowbank.in2.fillers import Filler, open_filler
 from arrowbank.in2.placement import FILLER, TRIES, KeyCounter
+from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Natural, Settings, Share, checked
 
@@ -74,6 +79,9 @@ class ProbesConfig(Settings):
     seed: Annotated[Natural, Help("The same for all probes that are compared."), PLANTED] = 0
     dtype: IdType = "uint16"
     tokenizer: FillerTokenizer | None = None
+    text_field: FillerField | None = None
+    on_bad_line: FillerBadLine | None = None
+    max_line_bytes: MaxLineBytes = MAX_LINE_BYTES
     shard_tokens: Annotated[Count, Flag("")] = 1 << 23
 
     def check(self) -> None:
@@ -93,6 +101,11 @@ class ProbesConfig(Settings):
                     f"--positions {_listed(self.positions)}: two give the same place before a probe at {self.probe(where)} "
                     f"(--probe-pos {where:g}). Give fewer, a later --probe-pos, or a larger --length."
                 )
+
+    @property
+    def texts(self) -> FillerTexts:
+        """How fillers of texts are read."""
+        return FillerTexts(**{name: getattr(self, name) for name in READING})
 
     @property
     def span(self) -> int:
@@ -116,7 +129,7 @@ class ProbesConfig(Settings):
 
     def recipe(self) -> dict[str, Any]:
         """What decides the rows."""
-        return {name: value for name, value in asdict(self).items() if name != "tokenizer"}
+        return {name: value for name, value in asdict(self).items() if name not in READING}
 
 
 @dataclass(frozen=True)
@@ -202,6 +215,7 @@ class ProbesStage(FilledStage):
     def manifest(self) -> dict[str, Any]:
         return {
             **self.config.recipe(),
+            **reading_fields(self.config.texts),
             "text_count": self._trials,
             "fillers": filler_paths(self.opened[1], self.out),
             "pad_tail": PAD_TAIL,

@@ -21,6 +21,7 @@ from arrowbank.settings import EXECUTION, Count, Help
 MAX_LINE_BYTES = 1 << 28
 MaxLineBytes = Annotated[Count, Help("A longer line of a source is an error."), EXECUTION]
 OnBadLine = Annotated[Literal["error", "skip"], Help("What a line that is no JSON object does.", default="error")]
+TextField = Annotated[str, Help("Where texts are in records and datasets.", "NAME", default="text")]
 COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
 STEP_BYTES = 1 << 14  # of a long line, as its end is looked for

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import InputError
-from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine
+from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine, TextField
 from arrowbank.inputs.sources import named_source
 from arrowbank.models import ModelConfig
 from arrowbank.settings import Count, Flag, Help, Old, Part, Place, Settings, refuse_unread
@@ -83,7 +83,7 @@ class TrunkConfig(Settings):
     ] = ()
     hold_all: Annotated[bool, Help("Hold every window out: for evaluation only.")] = False
     tokenizer: Annotated[Place, Help("Of sources that are texts. Default: the model's.", "M")] | None = None
-    text_field: Annotated[str, Help("Where texts are in records and datasets.", "NAME", default="text")] | None = None
+    text_field: TextField | None = None
     rules: Annotated[
         BatchRules,
         Part(help={"max_batch": Help("Windows per forward pass; 1: a row depends on no other window, to the bit.")}),

@@ -46,6 +46,7 @@ class FillerEntry(msgspec.Struct, kw_only=True):
     path: str
     tokens: Count
     sha256: str
+    bad_lines: Count | None = None
 
 
 class ArmManifest(BankManifest, kw_only=True):
@@ -61,6 +62,9 @@ class ArmManifest(BankManifest, kw_only=True):
     fillers: list[FillerEntry]
     survivors: dict[str, Count] | None = None
     tokenizer: str | None = None
+    text_field: str | None = None
+    on_bad_line: Literal["error", "skip"] | None = None
+    max_line_bytes: Count | None = None
     d_min: Any = None
     seed: Any = None
 
