@@ -91,8 +91,8 @@ def encode(
 EVERY_STAGE = Part(
     hidden=("worker",),
     help={
-        "workers": Help("Worker processes of each stage; in the last, each loads the model. Default: automatic for each."),
-        "budget_gb": Help("Refuse to start a stage whose bank takes more (10^9 bytes).", "X"),
+        "workers": Help("Worker processes of each stage. Default: automatic."),
+        "budget_gb": Help("Refuse a stage whose bank takes more (10^9 bytes).", "X"),
     },
 )
 
