@@ -10,6 +10,7 @@ import numpy as np
 
 from arrowbank.bank import Bank, BankWriter
 from arrowbank.bank.columns import list_values, nested_lists, values_of
+from arrowbank.bank.floats import nonfinite
 from arrowbank.bank.keys import KEY_FILE
 from arrowbank.bank.kinds import kind_of, resolve
 from arrowbank.bank.kinds.targets_bank import LABELS, facts_of
@@ -18,7 +19,6 @@ from arrowbank.bank.mirror import finished_batches, mirror_fields, write_keys, w
 from arrowbank.combine.overlap import Overlap, new_samples, new_texts
 from arrowbank.combine.rows import ManifestFields, has_mirror, value_counts
 from arrowbank.progress import Progress
-from arrowbank.targets.shards import nonfinite_values
 
 
 class CombineRules:
@@ -150,15 +150,16 @@ class SampleRules(CombineRules):
             counts["tokens"] += int(values_of(batch.column("seq_len")).sum(dtype=np.int64))
             counts["loss_tokens"] += int(list_values(batch.column("loss_mask"))[0].sum(dtype=np.int64))
             counts["hidden_tokens"] += len(nested_lists(batch.column("target_last_hidden_states"))[0])
-        nonfinite = dict.fromkeys(before["nonfinite"], 0)
+        counted = dict.fromkeys(before["nonfinite"], 0)
         if any(before["nonfinite"].values()):  # else no row has one
             layers = facts_of(before).layer_names
             for batch in batches:
                 for column, names in (("target_hidden_states", layers), ("target_last_hidden_states", ["last"])):
                     bits, _ = nested_lists(batch.column(column))
-                    for layer, count in nonfinite_values("", "", bits, names, keep=True).items():
-                        nonfinite[layer] += count
-        return {"counts": counts, "nonfinite": nonfinite}
+                    values = nonfinite(bits).reshape(len(bits), len(names), -1).sum(axis=(0, 2))
+                    for layer, count in zip(names, values.tolist(), strict=True):
+                        counted[layer] += count
+        return {"counts": counts, "nonfinite": counted}
 
     def merged(self, every: Sequence[ManifestFields], alike: ManifestFields, overlap: Overlap) -> ManifestFields:
         return {**alike, "source": " + ".join(dict.fromkeys(str(one["source"]) for one in every))}

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import arrowbank.formats
-from arrowbank.bank.kinds.targets_bank import RowsView, TargetBank, TargetRows, manifest_of
+from arrowbank.bank.bad_states import refuse_bad_states
+from arrowbank.bank.kinds.targets_bank import RowsView, TargetBank, TargetRows, TargetSample, manifest_of
 from arrowbank.bank.open import open_bank
 from arrowbank.bank.places import require_separate
 from arrowbank.bank.refusals import explains
-from arrowbank.errors import InputError
+from arrowbank.errors import BadVector, InputError
 from arrowbank.formats import plain_files as tables
 from arrowbank.formats import tokens as tokenshards
 from arrowbank.formats.export import ExportFormat
@@ -62,6 +63,14 @@ class ExportConfig(Settings):
     )
     ranks: Annotated[Count, Help("Of an arm: the ranks in --global-batch.", default="1")] | None = None
 
+    on_nonfinite: (
+        Annotated[
+            Literal["error", "keep"],
+            Help("Hidden states that are NaN, Inf, zero or constant. Default: NaN and Inf that the bank counts are kept."),
+        ]
+        | None
+    ) = None
+
     def check(self) -> None:
         if self.format not in EVERY_FORMAT:
             raise InputError(f"--to {self.format}: expected one of {', '.join(EVERY_FORMAT)}.")
@@ -74,7 +83,7 @@ def _reads(format: str) -> set[str]:
     if format in tokenshards.LAYOUTS:
         return set(ARM_OPTIONS)
     if format in FORMATS:
-        return {"last_hidden_norm", "max_shard_bytes"} if FORMATS[format].shards else {"last_hidden_norm"}
+        return {"last_hidden_norm", "on_nonfinite", *(["max_shard_bytes"] if FORMATS[format].shards else [])}
     return set()
 
 
@@ -126,7 +135,10 @@ def export(
             return format.write(rows, folder, source=opened.manifest["source"], phase=phase, **shards)
 
 
-def _vouched(bank: TargetRows, config: ExportConfig) -> TargetRows:
+REMEDY = "Build the bank again without such samples (targets import --on-nonfinite drop), or give --on-nonfinite keep to export them."
+
+
+def _vouched(bank: TargetBank, config: ExportConfig) -> TargetRows:
     """The rows under the norm that they are to have; InputError where something is missing or nobody knows it."""
     facts = bank.facts
     if facts.spans != "all":
@@ -148,4 +160,28 @@ def _vouched(bank: TargetRows, config: ExportConfig) -> TargetRows:
             f"{bank.place}: nobody said whether its last hidden states are after or before the final norm. Find out with "
             "`arrowbank targets verify --model M`, then give --last-hidden-norm post or pre."
         )
-    return RowsView(bank, replace(facts, last_hidden_norm=norm, codec="bf16"))
+    return SoundRows(RowsView(bank, replace(facts, last_hidden_norm=norm, codec="bf16")), bank, config.on_nonfinite)
+
+
+class SoundRows:
+    """The rows of a bank, each looked at when it is first read: BadVector where a trainer could not use its hidden states.
+
+    `on_nonfinite`: "keep" passes all; None passes the NaN and Inf of a bank whose manifest counts some, which were kept on purpose.
+    """
+
+    def __init__(self, rows: TargetRows, bank: TargetBank, on_nonfinite: str | None) -> None:
+        self.rows, self.facts, self.lengths, self.digest, self.place = rows, rows.facts, rows.lengths, rows.digest, rows.place
+        self._keep = on_nonfinite == "keep"
+        self._known = on_nonfinite is None and any((bank.manifest.nonfinite or {}).values())
+        self._looked: set[int] = set()
+
+    def read(self, row: int) -> TargetSample:
+        sample = self.rows.read(row)
+        if row not in self._looked and not self._keep:
+            where = f"{self.place}: {sample.name}"
+            for hidden, layers in ((sample.taps, self.facts.layer_names), (sample.last, ["last"])):
+                bad = refuse_bad_states(where, hidden, layers, sample.input_ids, remedy=REMEDY, keep=self._known)
+                if bad.constant:
+                    raise BadVector(f"{where}: {bad} of {len(hidden)}. {REMEDY}")
+        self._looked.add(row)
+        return sample

@@ -13,14 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.floats import Bits, all_finite, nonfinite
+from arrowbank.bank.bad_states import refuse_bad_states
+from arrowbank.bank.floats import Bits
 from arrowbank.bank.kinds.targets_bank import TargetFacts, TargetSample, manifest_of, needed_positions
 from arrowbank.bank.manifest import Manifest
 from arrowbank.bank.places import Named
 from arrowbank.bank.refusals import explains
 from arrowbank.engine.plan import SHARD_BYTES, BatchRules, Shard, batches, gather
 from arrowbank.engine.stage import Estimate, RunOptions
-from arrowbank.errors import BadVector, InputError
+from arrowbank.errors import InputError
 from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine
 from arrowbank.inputs.records import Records
 from arrowbank.inputs.sources import source_places
@@ -96,7 +97,7 @@ class ShardCapturer:
     def __call__(self, shard: Shard, report: Report) -> pa.RecordBatch:
         """The columns of a target bank for the shard's rows, all in memory; its counts are published. Reports tokens.
 
-        Raises BadVector for hidden states that are NaN or Inf.
+        Raises BadVector for hidden states that are NaN, Inf, zero or constant.
         """
         facts = self.job.facts
         rows = CapturedRows(facts, *self._rows.of(shard), place=self.job.info.model)
@@ -121,23 +122,22 @@ class ShardCapturer:
         streamed = self.states.stream(gather(rows.input_ids, rows.offsets, batch) for batch in plan)
         for batch, states in zip(plan, streamed, strict=True):
             bits = states.view(torch.int16).numpy().view(np.uint16)
-            if not all_finite(bits):
-                self._refuse([rows.names[row] for row in batch.rows], bits)
             for row, hidden in zip(batch.rows, bits, strict=True):
                 tokens = slice(int(rows.offsets[row]), int(rows.offsets[row + 1]))
+                self._look(rows.names[row], hidden, rows.input_ids[tokens])
                 rows.taps[tokens] = hidden[:, :-1].reshape(batch.length, -1)
                 rows.last[tokens] = hidden[:, -1]
             report(len(batch.rows) * batch.length)
 
-    def _refuse(self, names: Sequence[str], bits: Bits) -> None:
-        row = next(at for at in range(len(bits)) if not all_finite(bits[at]))
-        layers = [*self.job.facts.layer_names, "last"]
-        counts = nonfinite(bits[row]).sum(axis=(0, 2))
-        listed = ", ".join(f"{count} in layer {layer}" for layer, count in zip(layers, counts, strict=True) if count)
-        raise BadVector(
-            f"sample {names[row]}: model {self.job.info.model!r} gave values that are NaN or Inf ({listed}), computing in "
-            f"{self.job.info.dtype}. Nothing of this shard was kept. Such values come from the model or its dtype: try --dtype "
-            "bfloat16 or float32, check the weights, or leave the sample out."
+    def _look(self, name: str, hidden: Bits, ids: npt.NDArray[np.int32]) -> None:
+        """BadVector for the hidden states of a sample [S, L + 1, H] that are NaN, Inf, zero or constant."""
+        refuse_bad_states(
+            f"sample {name}: model {self.job.info.model!r}, computing in {self.job.info.dtype}",
+            hidden.reshape(len(hidden), -1),
+            [*self.job.facts.layer_names, "last"],
+            ids,
+            remedy="Nothing of this shard was kept. Such values come from the model or its dtype: try --dtype bfloat16 or float32, "
+            "check the weights, or leave the sample out.",
         )
 
 
@@ -418,8 +418,8 @@ def capture(
 
     Resumes where an earlier run stopped.
 
-    Raises InputError (model, data, a model that cannot be tapped), BadVector (NaN or Inf), PlanMismatch, BankLocked, DiskFull,
-    WorkerDied.
+    Raises InputError (model, data, a model that cannot be tapped), BadVector (NaN, Inf, zero or constant), PlanMismatch,
+    BankLocked, DiskFull, WorkerDied.
     """
     return CaptureStage(config).run(out, options, progress)
 

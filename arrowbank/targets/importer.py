@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import BankWriter
-from arrowbank.bank.floats import all_finite
+from arrowbank.bank.bad_states import BadStates
 from arrowbank.bank.kinds.targets_bank import (
     Norm,
     RowsView,
@@ -47,7 +47,7 @@ from arrowbank.targets.shards import (
     StoredSpans,
     TargetStage,
     check_layers,
-    nonfinite_values,
+    look_at_states,
     publish_tally,
     target_shards,
 )
@@ -88,7 +88,9 @@ class ImportConfig(Settings):
         ]
         | None
     ) = None
-    on_nonfinite: Annotated[Literal["error", "keep", "drop"], Help("What NaN and Inf do.")] = "error"
+    on_nonfinite: Annotated[Literal["error", "keep", "drop"], Help("Hidden states that are NaN, Inf, zero or constant.")] = (
+        "error"
+    )
     on_bad_sample: (
         Annotated[Literal["error", "quarantine"], Help("quarantine: leave it out and note why.", default="error")] | None
     ) = None
@@ -116,7 +118,9 @@ class FoundSamples:
     source: str
     quarantined: list[dump.Quarantined] = field(default_factory=list)
     nonfinite: int = 0
-    kept: npt.NDArray[np.int64] | None = None  # of the source's rows, those without NaN and Inf where the others are dropped
+    kept: npt.NDArray[np.int64] | None = (
+        None  # of the source's rows, those with sound hidden states where the others are dropped
+    )
     outside: list[Path] = field(default_factory=list)  # folders that samples of a dump are in, other than its own
 
     def dropped(self) -> dict[str, int]:
@@ -235,16 +239,17 @@ def _in_vocabulary(place: str, vocab_size: int | None, sample: TargetSample) -> 
 
 
 def _finite_only(found: FoundSamples, progress: Progress) -> FoundSamples:
-    """Without the rows that hold NaN or Inf: all hidden states are read for it, once."""
+    """Without the rows that hold NaN, Inf or constant vectors: all hidden states are read for it, once."""
     rows, finite = found.rows, []
     with progress.phase("check", len(rows.lengths), unit="samples") as phase:
         for row in range(len(rows.lengths)):
-            sample = rows.read(row)
-            if all_finite(sample.taps) and all_finite(sample.last):
+            if not any(look_at(rows, rows.read(row), keep=True)):
                 finite.append(row)
             phase.advance(1)
     if not finite:
-        raise InputError(f"{rows.place}: no sample is free of NaN and Inf. Give --on-nonfinite keep, or make them again.")
+        raise InputError(
+            f"{rows.place}: no sample is free of NaN, Inf and constant vectors. Give --on-nonfinite keep, or make them again."
+        )
     found.nonfinite = len(rows.lengths) - len(finite)
     if found.nonfinite:
         found.kept = np.array(finite, np.int64)
@@ -395,8 +400,8 @@ def import_targets(
 
     Resumes where an earlier run stopped.
 
-    Raises InputError (the source), BadVector (NaN or Inf, under `on_nonfinite="error"`), PlanMismatch, BankLocked, DiskFull,
-    WorkerDied.
+    Raises InputError (the source), BadVector (NaN, Inf, zero or constant, under `on_nonfinite="error"`), PlanMismatch,
+    BankLocked, DiskFull, WorkerDied.
     """
     return ImportStage(config, source, find_rows(config, source, progress=progress)).run(out, options, progress)
 
@@ -429,8 +434,8 @@ def import_to_deepspec(
         )
     if found.rows.facts.target_layer_ids is None:
         raise InputError("--to deepspec names the layers: give --layers, as in --layers 1,11,21.")
-    nonfinite: Counter[str] = Counter()
-    rows = _watched(found.rows, nonfinite, keep=config.on_nonfinite != "error")
+    nonfinite, constant = Counter[str](), Counter[str]()
+    rows = _watched(found.rows, nonfinite, constant, keep=config.on_nonfinite != "error")
     needed = sum(rows.facts.sample_bytes(int(length)) for length in rows.lengths)
     require_budget(out, needed, options.budget_bytes, "the cache", REMEDY)
     recipe = {
@@ -461,17 +466,25 @@ def import_to_deepspec(
                 max_shard_bytes=config.max_shard_bytes or deepspec.SHARD_BYTES,
                 phase=phase,
             )
-    for layer, count in nonfinite.items():
-        progress.message(f"layer {layer}: {count:,} values are NaN or Inf, kept")
+    for what, counts in (("values are NaN or Inf", nonfinite), ("vectors are zero or constant", constant)):
+        for layer, count in counts.items():
+            progress.message(f"layer {layer}: {count:,} {what}, kept")
     return manifest
 
 
-def _watched(rows: TargetRows, nonfinite: Counter[str], *, keep: bool) -> TargetRows:
-    """`rows`, looked at as they pass: NaN and Inf raise BadVector or, with `keep`, are counted in `nonfinite` by layer."""
+def _watched(rows: TargetRows, nonfinite: Counter[str], constant: Counter[str], *, keep: bool) -> TargetRows:
+    """`rows`, looked at as they pass: bad hidden states raise BadVector or, with `keep`, are counted by layer."""
 
     def look(sample: TargetSample) -> TargetSample:
-        for hidden, layers in ((sample.taps, rows.facts.layer_names), (sample.last, ["last"])):
-            nonfinite.update(nonfinite_values(rows.place, sample.name, hidden, layers, keep=keep))
+        for bad in look_at(rows, sample, keep=keep):
+            nonfinite.update(bad.nonfinite)
+            constant.update(bad.constant)
         return sample
 
     return RowsView(rows, rows.facts, seen=look)
+
+
+def look_at(rows: TargetRows, sample: TargetSample, *, keep: bool) -> list[BadStates]:
+    """What is wrong with the taps and the last hidden states of a sample of `rows`. BadVector, unless `keep`."""
+    pairs = ((sample.taps, rows.facts.layer_names), (sample.last, ["last"]))
+    return [look_at_states(rows.place, sample, hidden, layers, keep=keep) for hidden, layers in pairs]

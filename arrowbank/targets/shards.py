@@ -13,15 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arrowbank.bank import BankWriter
+from arrowbank.bank.bad_states import BadStates, refuse_bad_states
 from arrowbank.bank.codecs import CODECS
 from arrowbank.bank.columns import fixed_list_column, list_column, number_column
 from arrowbank.bank.files import publish_json
-from arrowbank.bank.floats import Bits, all_finite, cosines, float32_of, nonfinite
+from arrowbank.bank.floats import Bits, cosines, float32_of
 from arrowbank.bank.kinds.targets_bank import KIND, Codec, Spans, TargetFacts, TargetRows, TargetSample, needed_positions
 from arrowbank.bank.manifest import Manifest, read_json, readable_json
 from arrowbank.engine.plan import Shard, cut_shards
 from arrowbank.engine.stage import Stage
-from arrowbank.errors import BadVector, InputError
+from arrowbank.errors import InputError
 from arrowbank.settings import Help
 
 StoredAs = Annotated[Codec, Help("As stored; fp8: half the size, error measured.")]
@@ -37,7 +38,8 @@ def target_shards(lengths: npt.NDArray[np.int64], facts: TargetFacts, shard_byte
 class Tally:
     """What is counted of rows while they pass: JSON-able, and added up over shards.
 
-    nonfinite: layer → values that are Inf or NaN; error: layer → sums from which the codec's error follows.
+    nonfinite: layer → values that are Inf or NaN; constant: layer → vectors that are all zero, of one value, or the same at every
+    position; error: layer → sums from which the codec's error follows.
     """
 
     rows: int = 0
@@ -45,6 +47,7 @@ class Tally:
     loss_tokens: int = 0
     hidden_tokens: int = 0
     nonfinite: dict[str, int] = field(default_factory=dict)
+    constant: dict[str, int] = field(default_factory=dict)
     error: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
@@ -52,12 +55,13 @@ class Tally:
         self.tokens += other.tokens
         self.loss_tokens += other.loss_tokens
         self.hidden_tokens += other.hidden_tokens
-        for layer, count in other.nonfinite.items():
-            self.nonfinite[layer] = self.nonfinite.get(layer, 0) + count
+        for mine, theirs in ((self.nonfinite, other.nonfinite), (self.constant, other.constant)):
+            for layer, count in theirs.items():
+                mine[layer] = mine.get(layer, 0) + count
         for layer, sums in other.error.items():
-            mine = self.error.setdefault(layer, dict.fromkeys(sums, 0.0))
+            added = self.error.setdefault(layer, dict.fromkeys(sums, 0.0))
             for name, value in sums.items():
-                mine[name] += value
+                added[name] += value
 
     def codec_error(self) -> dict[str, dict[str, float]]:
         """Layer → mean cosine between stored and true vectors, and the relative error ‖stored − true‖ / ‖true‖ over all."""
@@ -75,11 +79,11 @@ class ShardColumns:
     has all columns.
 
     `taps` [K, L·H] and `last` [K, H] are what is stored of hidden states: bits of bfloat16, or codes of fp8.
-    `keep_nonfinite`: Inf and NaN are counted, not refused (BadVector).
+    `keep_nonfinite`: hidden states that are NaN, Inf or constant are counted, not refused (BadVector).
     """
 
     def __init__(self, rows: TargetRows, shard: Shard, facts: TargetFacts, *, keep_nonfinite: bool) -> None:
-        self._rows, self._facts, self._keep = rows, facts, keep_nonfinite and CODECS[facts.codec].exact
+        self._rows, self._facts, self._keep = rows, facts, keep_nonfinite
         self._shard = range(shard.start, shard.stop)
         self._ids, self._masks, self._names, positions = [], [], [], []
         for sample in map(rows.read, self._shard):
@@ -139,8 +143,10 @@ class ShardColumns:
                 f"{self._rows.place}: {sample.name}: hidden states of shape {hidden.shape}, expected {stored.shape}: the file changed "
                 "while it was read. Leave it alone and run the same command again."
             )
-        for layer, count in nonfinite_values(self._rows.place, sample.name, hidden, layers, keep=self._keep).items():
-            self.tally.nonfinite[layer] += count
+        bad = look_at_states(self._rows.place, sample, hidden, layers, keep=self._keep)
+        if bad.nonfinite and not self._codec.exact:
+            look_at_states(self._rows.place, sample, hidden, layers, keep=False)
+        self.tally.add(Tally(nonfinite=bad.nonfinite, constant=bad.constant))
         if self._codec.encode is None:
             stored.reshape(-1).view(np.uint8)[:] = (
                 np.ascontiguousarray(hidden).reshape(-1).view(np.uint8)
@@ -165,20 +171,12 @@ class ShardColumns:
             self.tally.add(Tally(error={layer: sums}))
 
 
-def nonfinite_values(place: str, name: str, hidden: Bits, layers: Sequence[str], *, keep: bool) -> dict[str, int]:
-    """Layer → values of `hidden` [K, L·H] that are Inf or NaN; BadVector for the first one, unless `keep`."""
-    if all_finite(hidden):
-        return {}
-    bad = nonfinite(hidden).reshape(len(hidden), len(layers), -1)
-    counts = {layer: int(bad[:, at].sum()) for at, layer in enumerate(layers) if bad[:, at].any()}
-    if not keep:
-        listed = ", ".join(f"{count} in layer {layer}" for layer, count in counts.items())
-        raise BadVector(
-            f"{place}: {name}: values that are NaN or Inf ({listed}), first at hidden state "
-            f"{int(np.flatnonzero(bad.any(axis=(1, 2)))[0])} of {len(hidden)}. Give --on-nonfinite drop to leave such samples "
-            "out or keep to store them (fp8 cannot hold them), or make them again."
-        )
-    return counts
+def look_at_states(place: str, sample: TargetSample, hidden: Bits, layers: Sequence[str], *, keep: bool) -> BadStates:
+    """What is wrong with `hidden`, of all tokens of `sample` or of those that supervision needs. BadVector, unless `keep`."""
+    ids = sample.input_ids
+    if len(hidden) != len(ids):
+        ids = ids[needed_positions(sample.loss_mask) if sample.positions is None else sample.positions]
+    return refuse_bad_states(f"{place}: {sample.name}", hidden, layers, ids, remedy=KEEP_OR_DROP, keep=keep)
 
 
 def _offsets(counts: Sequence[int]) -> npt.NDArray[np.int32]:
@@ -198,6 +196,7 @@ def check_layers(layers: tuple[int, ...] | None) -> None:
         )
 
 
+KEEP_OR_DROP = "Give --on-nonfinite drop to leave such samples out or keep to store them (fp8 cannot hold NaN and Inf), or make them again."
 WHAT = "the target bank"
 REMEDY = "Give fewer --layers, --codec fp8 (half), --spans supervised, --limit, or"
 
@@ -264,6 +263,8 @@ class TargetStage(Stage):
             **more,
         }
         fields = {**self.decided(bank), "counts": counts, "nonfinite": tally.nonfinite}
+        if tally.constant:
+            fields["constant"] = tally.constant
         if not CODECS[self.facts.codec].exact:
             fields["codec_error"] = tally.codec_error()
         return bank.commit(rows=tally.rows, manifest=fields)
