@@ -14,6 +14,7 @@ from arrowbank import (
     CaptureConfig,
     ExportConfig,
     ImportConfig,
+    ModelConfig,
     capture,
     export,
     import_targets,

@@ -95,7 +95,7 @@ def _constant(states: Bits) -> npt.NDArray[np.bool_]:
 
 def _repeated(states: Bits) -> npt.NDArray[np.bool_]:
     """In which layers of [K, L, H] all vectors are the first one."""
-    found = (states[0] == states[1]).all(axis=1)
+    found: npt.NDArray[np.bool_] = (states[0] == states[1]).all(axis=1)
     for layer in np.flatnonzero(found):
         found[layer] = bool((states[:, layer] == states[0, layer]).all())
     return found

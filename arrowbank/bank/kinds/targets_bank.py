@@ -341,11 +341,11 @@ def target_checks(rows: TargetRows, stated: Mapping[str, Any] | None = None, *, 
             states = np.concatenate([taps, sample.last[:, None, :]], axis=1)
             for layer, values in zip(layers, np.moveaxis(states, 1, 0), strict=True):
                 vectors = np.ascontiguousarray(values)
-                faults = _faults(vectors)
+                kinds = _faults(vectors)
                 ids = sample.input_ids if sample.positions is None else sample.input_ids[sample.positions]
                 if len(ids) >= 8 and len(np.unique(ids)) > 1 and len(np.unique(vectors, axis=0)) == 1:
-                    bad[layer, "the same at every position"].note(sample, ~(faults["zero"] | faults["constant"]), vectors)
-                for kind, found in faults.items():
+                    bad[layer, "the same at every position"].note(sample, ~(kinds["zero"] | kinds["constant"]), vectors)
+                for kind, found in kinds.items():
                     bad[layer, kind].note(sample, found, vectors)
             phase.advance(1)
     good = f"{len(rows.lengths):,} samples of {tokens:,} tokens, {loss_tokens:,} in the loss: ids and masks well formed"
