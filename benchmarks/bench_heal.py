@@ -66,7 +66,7 @@ def training(folder: Path) -> Training:
     model = ModelConfig(model=str(folder / "model"), device="cpu", dtype="float32")
     build_trunk(
         TrunkConfig(
-            model=model, data=(TrunkData("a", folder / "ids.jsonl"),), window=WINDOW, topk=TOPK, last_hidden_norm="pre"
+            model=model, sources=(TrunkData("a", folder / "ids.jsonl"),), window=WINDOW, topk=TOPK, last_hidden_norm="pre"
         ),
         folder / "bank",
     )

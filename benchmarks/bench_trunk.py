@@ -86,7 +86,7 @@ def run(windows: int = WINDOWS) -> list[dict[str, Any]]:
         write_ids(folder / "ids.jsonl", windows)
         config = TrunkConfig(
             model=ModelConfig(model=str(folder / "model"), device="cpu"),
-            data=(TrunkData("a", folder / "ids.jsonl"),),
+            sources=(TrunkData("a", folder / "ids.jsonl"),),
             window=WINDOW,
             hold_all=True,  # any number of windows will do
         )

@@ -27,7 +27,7 @@ def trunk_bank(model: str, data: Sequence[tuple[str, str]]) -> TrunkConfig:
     """The bank that the draft learns from: `data` are (name, path) of each set."""
     return TrunkConfig(
         model=ModelConfig(model=model),
-        data=tuple(TrunkData(name, path) for name, path in data),
+        sources=tuple(TrunkData(name, path) for name, path in data),
         window=2048,
         topk=64,
         tokens=393_216,

@@ -71,7 +71,7 @@ def trunk_config(given: HealTiny, model: Path, texts: Path) -> TrunkConfig:
     """The trunk bank of the checkpoint `model`; hidden states before the norm serve drafts that are fed either side."""
     return TrunkConfig(
         model=ModelConfig(model=str(model), device="cpu", dtype="float32"),
-        data=(TrunkData("docstrings", texts),),
+        sources=(TrunkData("docstrings", texts),),
         window=given.window,
         tokens=given.tokens,
         topk=64,

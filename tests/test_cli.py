@@ -54,7 +54,7 @@ CONTRACT = {
     "trunk build": "model source out window topk tokens chain layers hold-all last-hidden-norm dtype load-in-4bit device gpu-memory-gb "
     f"on-bad-line tokenizer text-field max-line-bytes trust-remote-code {RUN}",
     "heal": "trunk model out chain stride refresh epochs lr batch eval-every patience hard last-hidden-norm recycle codec also dump "
-    "draft-from in-order train-proj init dtype device trust-remote-code dry-run budget-gb restart",
+    "draft-from in-order train-projection init dtype device trust-remote-code dry-run budget-gb restart",
 }
 
 

@@ -87,11 +87,12 @@ def test_an_earlier_spelling_is_taken_as_todays_and_says_so(
     found = command(verb)
     option = next(param for param in found.params if new in param.opts)
     assert old not in [name for param in found.params for name in (*param.opts, *param.secondary_opts)]
-    for words in ([old, "7"], [f"{old}=7"]):
+    expected = "True" if option.is_flag else "7"
+    for words in [[old]] if option.is_flag else [[old, "7"], [f"{old}=7"]]:
         context = found.make_context(verb, [], resilient_parsing=True)
         found.parse_args(context, words)
         value = context.params[option.name]
-        assert str(value[0] if isinstance(value, list | tuple) else value) == "7"
+        assert str(value[0] if isinstance(value, list | tuple) else value) == expected
         assert capsys.readouterr().err == f"arrowbank: {old} is now {new}\n"
     assert main([*verb.split(), "--help"]) == 0
     assert not re.search(rf"{old}(?![\w-])", capsys.readouterr().out)
@@ -176,7 +177,7 @@ MADE: dict[str, Any] = {  # a verb with the least that it needs, and the config 
     ),
     "targets import d --out o": ImportConfig(),
     "tokenize t --out o --tokenizer m": TokenizeConfig(tokenizer="m"),
-    "trunk build --out o --model m --source x=a": TrunkConfig(model=MODEL, data=(TrunkData("x", "a"),)),
+    "trunk build --out o --model m --source x=a": TrunkConfig(model=MODEL, sources=(TrunkData("x", "a"),)),
     "heal --trunk t --out o --model m": HealConfig(model=MODEL),
     "in2 probes --out o --length 4000": ProbesConfig(length=4000),
     "in2 score p --out o --model m": ScoreConfig(models=(MODEL,)),

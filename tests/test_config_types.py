@@ -69,7 +69,7 @@ VALID: dict[type, dict[str, Any]] = {
     SearchConfig: {},
     SelectConfig: {"limit": 3},
     TokenizeConfig: {"tokenizer": "m"},
-    TrunkConfig: {"model": MODEL, "data": (TrunkData("code", "tokens"),)},
+    TrunkConfig: {"model": MODEL, "sources": (TrunkData("code", "tokens"),)},
     TrunkData: {"name": "code", "path": "tokens"},
 }
 FIELDS = [(kind, field) for kind in VALID for field in dataclasses.fields(kind)]
@@ -160,8 +160,8 @@ WRONG: list[tuple[type, str, Any, str]] = [
     (SelectConfig, "where", [b"kind=query"], "expected a string"),
     (ReportConfig, "points", 5001, "is 5001; expected at least 0 and at most 5000"),
     (ExportConfig, "stride", "2T", "expected one of T, T"),
-    (TrunkConfig, "data", TrunkData("code", "tokens"), "expected a list, each a TrunkData"),
-    (TrunkConfig, "data", {"code": "tokens"}, "expected a list, each a TrunkData"),
+    (TrunkConfig, "sources", TrunkData("code", "tokens"), "expected a list, each a TrunkData"),
+    (TrunkConfig, "sources", {"code": "tokens"}, "expected a list, each a TrunkData"),
     (TrunkData, "path", 3, "expected a string or a path"),
     (PushConfig, "public", "no", "expected True or False"),
 ]

@@ -91,7 +91,7 @@ class Case:
         rows = str(self.bank.parent / "rows.jsonl")
         given: dict[str, Any] = {
             "model": ModelConfig(model=str(self.model), device="cpu"),
-            "data": (TrunkData("a", rows, 24 * 30), TrunkData("b", rows, 24 * 20)),
+            "sources": (TrunkData("a", rows, 24 * 30), TrunkData("b", rows, 24 * 20)),
             "last_hidden_norm": "pre",
         }
         return TrunkConfig(window=WINDOW, topk=8, chain=CHAIN, **(given | options))

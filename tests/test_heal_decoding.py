@@ -111,7 +111,7 @@ def healed(tmp_path_factory: pytest.TempPathFactory) -> Case:
         texts = [decoder.alone([2 + 7 * start], WINDOW) for start in range(TEXTS)]
     (folder / "own.jsonl").write_text("".join(json.dumps({"input_ids": text}) + "\n" for text in texts))
     case.bank = folder / "own"
-    build_trunk(case.trunk_config(data=(TrunkData("own", folder / "own.jsonl"),), hold_all=True), case.bank)
+    build_trunk(case.trunk_config(sources=(TrunkData("own", folder / "own.jsonl"),), hold_all=True), case.bank)
     return case
 
 

@@ -33,7 +33,7 @@ SCRIPTS = {
     """,
     "trunk": """
         from arrowbank import ModelConfig, RunOptions, TrunkConfig, TrunkData, build_trunk
-        config = TrunkConfig(model=ModelConfig(model="qwen", device="cpu"), data=(TrunkData("ids", "ids.jsonl"),), window=20,
+        config = TrunkConfig(model=ModelConfig(model="qwen", device="cpu"), sources=(TrunkData("ids", "ids.jsonl"),), window=20,
                              topk=4, hold_all=True, max_shard_bytes=5000)
         build_trunk(config, "out", options=RunOptions(workers=2))
     """,

@@ -121,7 +121,7 @@ REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words
             "--refresh 150",
             "--hard 0",
             "--hard 0.1",
-            "--train-proj",
+            "--train-projection",
         )
     ),
     *(
@@ -235,7 +235,7 @@ PYTHON: dict[str, Callable[[Path, Path], object]] = {
     ),
     "--loss-mask (loss_mask)": lambda place, out: import_targets(ImportConfig(loss_mask="auto"), place / "cache", out),
     "--lr": lambda place, out: HealConfig(model=MODEL, epochs=0, lr=2e-5),
-    "--train-proj (train_projection)": lambda place, out: HealConfig(model=MODEL, epochs=0, train_projection=True),
+    "--train-projection (train_projection)": lambda place, out: HealConfig(model=MODEL, epochs=0, train_projection=True),
     "--on-bad-line (on_bad_line)": lambda place, out: scan(
         ScanConfig(sources=(("a", place / "train.parquet"),), on_bad_line="error"), out
     ),
@@ -245,11 +245,11 @@ PYTHON: dict[str, Callable[[Path, Path], object]] = {
     "--ray-address (ray_address)": lambda place, out: RunOptions(ray_address="auto"),
     "--samples": lambda place, out: verify_targets(place / "targets", samples=4),
     "--points": lambda place, out: write_report(ReportConfig(points=2000), [place / "texts"], out.with_suffix(".html")),
-    "--tokens": lambda place, out: TrunkConfig(model=MODEL, data=(TrunkData("a", "b", 100),), tokens=100),
+    "--tokens": lambda place, out: TrunkConfig(model=MODEL, sources=(TrunkData("a", "b", 100),), tokens=100),
     "--text-field (text_field)": lambda place, out: estimate_trunk(
         TrunkConfig(
             model=ModelConfig(model=place / "model", device="cpu"),
-            data=(TrunkData("a", place / "lines.txt"),),
+            sources=(TrunkData("a", place / "lines.txt"),),
             text_field="text",
             **TRUNK_CONFIG,
         ),
@@ -398,7 +398,9 @@ def test_fields_that_a_trunk_does_not_read_are_named(place: Path, tmp_path: Path
     from arrowbank.mtp.trunk_build import TrunkStage
 
     config = TrunkConfig(
-        model=ModelConfig(model=place / "model", device="cpu"), data=(TrunkData("a", tmp_path / "rows.jsonl"),), **TRUNK_CONFIG
+        model=ModelConfig(model=place / "model", device="cpu"),
+        sources=(TrunkData("a", tmp_path / "rows.jsonl"),),
+        **TRUNK_CONFIG,
     )
     plan, said = TrunkStage(config), Said()
     assert len(plan.windows) > 0
@@ -469,7 +471,7 @@ def test_the_other_readers_of_lines_read_them_too(constant: str, place: Path, tm
     lines = "".join(f'{{"input_ids": {[at % 40 for at in range(30)]}, "score": {constant}}}\n' for _ in range(20))
     (tmp_path / "trunk.jsonl").write_text(lines)
     data = (TrunkData("a", tmp_path / "trunk.jsonl"),)
-    config = TrunkConfig(model=ModelConfig(model=place / "model", device="cpu"), data=data, **TRUNK_CONFIG)
+    config = TrunkConfig(model=ModelConfig(model=place / "model", device="cpu"), sources=data, **TRUNK_CONFIG)
     assert estimate_trunk(config, tmp_path / "trunk").rows > 0
     make_dump(tmp_path / "dump", lines=lambda row, name: f'{{"file": "{name}", "score": {constant}}}')
     assert import_targets(ImportConfig(target_model="m"), tmp_path / "dump", tmp_path / "bank")["rows"] == 4

@@ -89,7 +89,8 @@ def a_draft(folder: Path) -> dict[str, str]:
     (folder / "chats.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
     data = (TrunkData("text", folder / "chats.jsonl", 700),)
     build_trunk(
-        TrunkConfig(model=ModelConfig(model=str(bare)), data=data, window=32, topk=8, last_hidden_norm="pre"), folder / "first"
+        TrunkConfig(model=ModelConfig(model=str(bare)), sources=data, window=32, topk=8, last_hidden_norm="pre"),
+        folder / "first",
     )
     config = HealConfig(model=ModelConfig(model=str(bare)), init=True, epochs=0.1)
     heal_draft(config, folder / "first", folder / "Org" / "Model")

@@ -199,7 +199,7 @@ def test_taps_are_the_held_out_windows_layers(config: TrunkConfig, whole: Path, 
 
 
 def test_hold_all_holds_every_window_out(config: TrunkConfig, tmp_path: Path) -> None:
-    chosen = dataclasses.replace(config, hold_all=True, data=config.data[1:], tokens=None, layers=(1,))
+    chosen = dataclasses.replace(config, hold_all=True, sources=config.sources[1:], tokens=None, layers=(1,))
     manifest = build_trunk(chosen, tmp_path / "bank")
     assert manifest["counts"]["held_out"] == 6  # fewer than ten will do
     bank = open_bank(tmp_path / "bank")
@@ -380,7 +380,7 @@ def test_another_token_and_another_model_are_another_key(
         lines[at] = json.dumps({"input_ids": [ids[0] ^ 1, *ids[1:]]}) if at == 30 else line
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(PlanMismatch, match=r"sets\.a\.ids_sha256"):
-        build_trunk(dataclasses.replace(config, data=(TrunkData("a", tmp_path / "a.jsonl"), data[1])), whole)
+        build_trunk(dataclasses.replace(config, sources=(TrunkData("a", tmp_path / "a.jsonl"), data[1])), whole)
     other = tiny.save_qwen3(tmp_path / "other", layers=2)
     with pytest.raises(PlanMismatch, match=r"model\.model_sha256"):
         build_trunk(dataclasses.replace(config, model=ModelConfig(model=str(other), device="cpu"), layers=()), whole)
@@ -433,9 +433,9 @@ def test_a_budget_is_kept_before_any_pass(config: TrunkConfig, tmp_path: Path) -
 def test_what_cannot_be_built_is_refused_and_nothing_is_written(
     config: TrunkConfig, tmp_path: Path, options: dict[str, Any], expected: str
 ) -> None:
-    sets = config.data[: options.pop("only", 2)]
+    sets = config.sources[: options.pop("only", 2)]
     with pytest.raises(InputError, match=expected):
-        build_trunk(dataclasses.replace(config, data=sets, **options), tmp_path / "bank")
+        build_trunk(dataclasses.replace(config, sources=sets, **options), tmp_path / "bank")
     assert not list(tmp_path.iterdir())
 
 
@@ -448,14 +448,14 @@ def test_what_cannot_be_built_is_refused_and_nothing_is_written(
         ({"tokens": 0}, "tokens is 0"),
         ({"chain": 0}, "chain is 0"),
         ({"layers": (2, 1)}, "--layers 2,1: expected ascending ids"),
-        ({"data": ()}, "expected at least one"),
-        ({"data": (TrunkData("a", "x"), TrunkData("a", "y"))}, "each name once"),
+        ({"sources": ()}, "expected at least one"),
+        ({"sources": (TrunkData("a", "x"), TrunkData("a", "y"))}, "each name once"),
         ({"model": ModelConfig(model="m", layer=1)}, "model.layer is 1, which has no effect here"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as refused:
-        TrunkConfig(**({"model": ModelConfig(model="m"), "data": (TrunkData("a", "x"),)} | options))
+        TrunkConfig(**({"model": ModelConfig(model="m"), "sources": (TrunkData("a", "x"),)} | options))
     assert expected in str(refused.value)
     with pytest.raises(InputError, match="tokens is 0; expected at least 1"):
         TrunkData("a", "x", 0)

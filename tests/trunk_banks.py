@@ -34,7 +34,7 @@ def packed_by_hand(rows: list[list[int]], tokens: int, window: int = WINDOW, lea
 
 def make(model: Path, *data: TrunkData, dtype: Any = "auto", **options: Any) -> TrunkConfig:
     given: dict[str, Any] = {"window": WINDOW, "topk": TOPK, "tokens": 560}
-    return TrunkConfig(model=ModelConfig(model=str(model), device="cpu", dtype=dtype), data=data, **(given | options))
+    return TrunkConfig(model=ModelConfig(model=str(model), device="cpu", dtype=dtype), sources=data, **(given | options))
 
 
 def direct(folder: Path, windows: list[list[int]], topk: int = TOPK, dtype: str = "auto") -> list[dict[str, np.ndarray]]:

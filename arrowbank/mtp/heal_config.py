@@ -9,7 +9,6 @@ from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig
 from arrowbank.settings import (
     Count,
-    Flag,
     Group,
     Help,
     Natural,
@@ -92,7 +91,7 @@ class HealConfig(Settings):
         ]
         | None
     ) = None
-    train_projection: Annotated[bool, Flag("--train-proj"), Help("Train eh_proj as well."), TRAIN] = False
+    train_projection: Annotated[bool, Help("Train eh_proj as well."), Old("--train-proj"), TRAIN] = False
     init: Annotated[bool, Help("Begin with the trunk's last block (a model without a draft)."), TRAIN] = False
     draft_from: Annotated[Place, Help("Begin with the draft of this checkpoint.", "M"), TRAIN] | None = None
     codec: Annotated[Codec, Help("How the draft is stored; keep: as the source has it."), WRITE] = "keep"

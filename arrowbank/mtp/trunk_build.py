@@ -156,7 +156,7 @@ def bits_of(hidden: torch.Tensor) -> npt.NDArray[Any]:
 def build_trunk(
     config: TrunkConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
 ) -> Manifest:
-    """Compute the trunk bank `out` of `config.model` for `config.data`, and the bank of its taps, if any; the former's manifest.
+    """Compute the trunk bank `out` of `config.model` for `config.sources`, and the bank of its taps, if any; the former's manifest.
 
     Resumes where an earlier run stopped; a bank of the same weights, window, k and token ids is read back. `options.shards` and
     `options.rows` are those of the trunk bank; the taps follow in the run that completes it.
@@ -204,7 +204,7 @@ class TrunkStage(Stage):
     def inputs(self) -> list[Named]:
         config = self.config
         models = [("--model", local_model(config.model.model)), ("--tokenizer", local_model(config.tokenizer))]
-        data = (place for one in config.data for place in source_places(f"--source {one.name}=", one.path))
+        data = (place for one in config.sources for place in source_places(f"--source {one.name}=", one.path))
         return [*data, *models]
 
     def outputs(self, out: str | Path) -> list[Named]:
@@ -265,7 +265,7 @@ class TrunkStage(Stage):
     @cached_property
     def windows(self) -> PackedWindows:
         """The packed windows. InputError for data that cannot be read, or give too few windows."""
-        windows = PackedWindows([self._pack(one) for one in self.config.data], self.config.window, self.config.hold_all)
+        windows = PackedWindows([self._pack(one) for one in self.config.sources], self.config.window, self.config.hold_all)
         if all(source.are_rows for source in self._sources.values()):
             refuse_unread("banks and tables, which have no lines", self.config, ["on_bad_line", "max_line_bytes"])
         if not any(source.text_field for source in self._sources.values()):
@@ -285,11 +285,11 @@ class TrunkStage(Stage):
     def _sources(self) -> dict[TrunkData, NumberedRecords]:
         config = self.config
         policy = {"max_line_bytes": config.max_line_bytes, "skip_bad_lines": config.on_bad_line == "skip"}
-        return {data: number_records(data.path, config.text_field or TEXT_FIELD, **policy) for data in config.data}
+        return {data: number_records(data.path, config.text_field or TEXT_FIELD, **policy) for data in config.sources}
 
     def tell_unread(self, progress: Progress) -> None:
         """Name what the data hold and nobody has read."""
-        for data in self.config.data:
+        for data in self.config.sources:
             tell_unread(progress, f"{data.name} ({data.path})", fields=self._sources[data].unread)
 
     def _pack(self, data: TrunkData) -> PackedSet:

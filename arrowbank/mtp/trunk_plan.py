@@ -55,11 +55,11 @@ def _capped(value: str) -> tuple[str, int | None]:
 class TrunkConfig(Settings):
     """What is computed of which windows. Raises InputError for a value that no bank could take.
 
-    `data` are the sets, in the order of the bank's windows. A short last window is kept if it has 16 tokens more than `chain`.
+    `sources` are the sets, in the order of the bank's windows. A short last window is kept if it has 16 tokens more than `chain`.
     """
 
     model: Annotated[ModelConfig, Part(without=("pooling", "layer", "backbone"))]
-    data: Annotated[
+    sources: Annotated[
         tuple[TrunkData, ...],
         Flag("--source"),
         Old("--data"),
@@ -93,7 +93,7 @@ class TrunkConfig(Settings):
     on_bad_line: OnBadLine | None = None
 
     def check(self) -> None:
-        names = [one.name for one in self.data]
+        names = [one.name for one in self.sources]
         if not names or len(set(names)) < len(names):
             raise InputError(f"the data sets are named {', '.join(names) or 'nothing'}; expected at least one, each name once.")
         if list(self.layers) != sorted(set(self.layers)) or min(self.layers, default=0) < -1:
@@ -101,7 +101,7 @@ class TrunkConfig(Settings):
                 f"--layers {','.join(map(str, self.layers))}: expected ascending ids of decoder blocks, each once, −1 for the "
                 "embeddings, as in --layers 1,9,17."
             )
-        if all(one.tokens is not None for one in self.data):
+        if all(one.tokens is not None for one in self.sources):
             refuse_unread("data sets that all have @TOKENS of their own", self, ["tokens"])
 
     @property
