@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from arrowbank.bank import Bank, FeatureBank, open_bank
     from arrowbank.bank.checks import Check
+    from arrowbank.bank.kinds.token_features_bank import TokenFeatureBank
     from arrowbank.bank.kinds.trunk_bank import TrunkBank
     from arrowbank.bank.torch_rows import collate_targets
     from arrowbank.combine.merge import merge
@@ -80,6 +81,7 @@ _HOME = {
     "Searcher": "features.search",
     "SelectConfig": "combine.select",
     "TargetBank": "bank.kinds.targets_bank",
+    "TokenFeatureBank": "bank.kinds.token_features_bank",
     "TokenizeConfig": "features.tokenize",
     "TrunkBank": "bank.kinds.trunk_bank",
     "TrunkConfig": "mtp.trunk_plan",
@@ -149,6 +151,7 @@ __all__ = [
     "Searcher",
     "SelectConfig",
     "TargetBank",
+    "TokenFeatureBank",
     "TokenizeConfig",
     "TrunkBank",
     "TrunkConfig",

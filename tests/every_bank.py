@@ -145,6 +145,14 @@ MAKERS: dict[str, Callable[[Banks, Path], object]] = {
     "features": lambda banks, out: encode(CONFIG, banks["tokens"], out),
     "features-bare": lambda banks, out: encode(replace(CONFIG, mirror=False), banks["tokens"], out),
     "features-model": lambda banks, out: encode(EncodeConfig(model=banks.model_config(), shard_rows=30), banks["tokens"], out),
+    "token-features": lambda banks, out: encode(
+        EncodeConfig(
+            model=replace(banks.model_config(), pooling="none"), rules=BatchRules(max_batch=4, token_budget=64), shard_rows=30
+        ),
+        banks["tokens"],
+        out,
+    ),
+    "token-features-selected": lambda banks, out: select(SelectConfig(where=("kind=query",)), banks["token-features"], out),
     "features-grown": lambda banks, out: encode(replace(CONFIG, onto=str(banks["features"])), banks["tokens-grown"], out),
     "features-other": lambda banks, out: encode(CONFIG, banks["tokens-other"], out),
     "features-merged": lambda banks, out: merge([banks["features"], banks["features-other"]], out),

@@ -100,7 +100,12 @@ def string_column(values: Sequence[str]) -> pa.Array:
 
 def list_column(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array:
     """Flat values and n + 1 offsets as an Arrow list column without a copy."""
-    return pa.ListArray.from_arrays(number_column(offsets), number_column(values))
+    return list_column_of(number_column(values), offsets)
+
+
+def list_column_of(values: pa.Array, offsets: npt.NDArray[np.int32]) -> pa.Array:
+    """The values of all rows and n + 1 offsets as an Arrow list column without a copy."""
+    return pa.ListArray.from_arrays(number_column(offsets), values)
 
 
 def fixed_list_column(values: npt.NDArray[Any]) -> pa.Array:

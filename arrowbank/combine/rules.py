@@ -100,7 +100,7 @@ class TokenRules(CombineRules):
 
 
 class FeatureRules(CombineRules):
-    """Of vectors, their key file and their mirror. A text that several banks have keeps the vector of the first one."""
+    """Of vectors, of texts or of their tokens, their key file and their mirror. A text that several banks have keeps the first one's."""
 
     agree = ("hidden_size", "max_key_tokens", "tokenizer_fingerprint", "special_tokens", "prompt")
     files = (KEY_FILE,)
@@ -114,18 +114,19 @@ class FeatureRules(CombineRules):
 
     def counted(self, bank: BankWriter, before: ManifestFields) -> ManifestFields:
         files = mirror_fields(bank.done_rows) if bank.recipe["mirror"] else {}
-        return {"encoded_rows": bank.done_rows, "limit": None, **files}
+        tokens = sum(int(values_of(batch.column("length")).sum(dtype=np.int64)) for batch in finished_batches(bank))
+        return {"encoded_rows": bank.done_rows, "limit": None, **files, **({"tokens": tokens} if "tokens" in before else {})}
 
     def bytes_beside(self, rows: int, old: Bank, *, mirror: bool) -> int:
         texts = sum(batch.column("text").nbytes for batch in old.shards()) * rows // len(old)
-        width = old.schema.field("features").type.list_size
-        return 16 * rows + (2 * rows * int(width) + 2 * texts if mirror else 0)
+        return 16 * rows + (2 * rows * int(old.schema.field("features").type.list_size) + 2 * texts if mirror else 0)
 
     def write_beside(self, bank: BankWriter, *, mirror: bool, progress: Progress) -> None:
-        rows, width = bank.done_rows, finished_batches(bank)[0].schema.field("features").type.list_size
+        rows = bank.done_rows
         with progress.phase("mirror", rows, unit="rows") as phase:
             write_keys(bank, rows=rows)
             if mirror:
+                width = finished_batches(bank)[0].schema.field("features").type.list_size
                 write_mirror(bank, rows=rows, width=width, report=phase.advance)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowbank.bank import Bank, BankWriter, FeatureBank, open_bank
-from arrowbank.bank.columns import fixed_list_column, list_values, one_array
+from arrowbank.bank.columns import fixed_list_column, list_column_of, list_values, one_array
 from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.manifest import LOG, Manifest
 from arrowbank.bank.mirror import mirror_fields, write_keys, write_mirror
@@ -82,29 +82,31 @@ class ShardEncoder:
         self._config, self._encoder, self._tokens, self._texts = config, encoder, tokens, texts
 
     def __call__(self, shard: Shard, report: Callable[[int], None]) -> pa.RecordBatch:
-        """Columns text, kind, sha1, length, features (fixed_size_list<float16>[D]) of the shard's rows. Reports tokens."""
+        """The shard's columns text, kind, sha1, length, features (fixed_size_list<float16>[D], or a list of these). Reports tokens."""
         columns: dict[str, pa.Array] = {
             name: one_array(self._texts.slice(shard.start, shard.stop, [name])[name]) for name in TEXT_COLUMNS
         }
         tokens = self._tokens.slice(shard.start, shard.stop, ["input_ids", "length"])
         columns["length"] = one_array(tokens["length"])
-        vectors = self._vectors(shard, one_array(tokens["input_ids"]), report)
-        columns["features"] = fixed_list_column(vectors)
+        columns["features"] = self._features(shard, one_array(tokens["input_ids"]), report)
         return pa.record_batch(columns)
 
-    def _vectors(self, shard: Shard, input_ids: pa.Array, report: Callable[[int], None]) -> npt.NDArray[np.float16]:
-        out = np.empty((shard.rows, width_of(self._config, self._encoder.hidden_size)), np.float16)
-        for batch, vectors in encoded(self._encoder, input_ids, self._config.rules, self._config.dim):
-            half, good = finish(vectors, normalize=self._config.normalize)
+    def _features(self, shard: Shard, input_ids: pa.Array, report: Callable[[int], None]) -> pa.Array:
+        offsets, per_token, config = list_values(input_ids)[1], self._config.per_token, self._config
+        count = int(offsets[-1]) if per_token else shard.rows
+        out = np.empty((count, width_of(config, self._encoder.hidden_size)), np.float16)
+        for batch, vectors in encoded(self._encoder, input_ids, config.rules, config.dim, per_token=per_token):
+            half, good = finish(vectors, normalize=config.normalize)
             if not good.all():
                 self._refuse(shard, batch, vectors, good)
-            out[batch.rows] = half
+            places = np.add.outer(offsets[batch.rows], np.arange(batch.length)).ravel() if per_token else batch.rows
+            out[places] = half
             report(len(batch.rows) * batch.length)
-        return out
+        return list_column_of(fixed_list_column(out), offsets) if per_token else fixed_list_column(out)
 
     def _refuse(self, shard: Shard, batch: Batch, vectors: npt.NDArray[np.float32], good: npt.NDArray[np.bool_]) -> None:
         bad = np.flatnonzero(~good)
-        rows = shard.start + batch.rows[bad]
+        rows = shard.start + np.unique(batch.rows[bad * len(batch.rows) // len(vectors)])
         what = fault_of(vectors[bad[0]])
         layer = self._config.model.layer if self._config.model else "the encoder's"
         remedy = "Such a vector comes from the model or its dtype: try --dtype float32 or bfloat16, or check the weights."
@@ -147,7 +149,7 @@ def encode(
     otherwise, and ContractError where this environment no longer gives its vectors.
     """
     check_growth(config, grows=config.onto is not None)
-    return EncodeStage(config, open_bank(tokens, kind=TokensBank), texts).run(out, options, progress)
+    return stage_of(config, open_bank(tokens, kind=TokensBank), texts).run(out, options, progress)
 
 
 @explains("tokens", "read")
@@ -164,7 +166,7 @@ def estimate_encode(
 ) -> Estimate:
     """What `encode` with the same arguments makes; with `timed`, load the model and time a few of its batches."""
     check_growth(config, grows=config.onto is not None)
-    return EncodeStage(config, open_bank(tokens, kind=TokensBank), texts).estimate(out, options, timed=timed, progress=progress)
+    return stage_of(config, open_bank(tokens, kind=TokensBank), texts).estimate(out, options, timed=timed, progress=progress)
 
 
 def inputs_of(config: EncodeConfig) -> list[Named]:
@@ -226,7 +228,12 @@ class EncodeStage(Stage):
 
     @property
     def row_bytes(self) -> int:
+        """What the vectors of a row take, at most."""
         return 2 * self.hidden_size
+
+    @property
+    def mirrored(self) -> bool:
+        return self.config.mirror
 
     @property
     def generations(self) -> list[int]:
@@ -251,7 +258,7 @@ class EncodeStage(Stage):
     def beside(self) -> dict[str, int]:
         texts = self._text_bytes * self.rows // len(self.token_bank)
         keys = {"keys": 16 * self.rows}
-        return keys | ({"mirror": self.rows * self.row_bytes + 2 * texts} if self.config.mirror else {})
+        return keys | ({"mirror": self.rows * self.row_bytes + 2 * texts} if self.mirrored else {})
 
     @cached_property
     def _offsets(self) -> npt.NDArray[np.int64]:
@@ -295,7 +302,7 @@ class EncodeStage(Stage):
             "shard_rows": rows_a_shard(self.config.shard_rows, self.row_bytes),
             "generations": self.generations,
             "limit": self.config.limit,
-            "mirror": self.config.mirror,
+            "mirror": self.mirrored,
             **self._dim,
             **({} if self.config.trial is None else {"trial": self.config.trial}),
             **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
@@ -328,7 +335,7 @@ class EncodeStage(Stage):
             "generations": self.generations,
             "limit": self.config.limit,
             "dtype": "float16_memmap",
-            **(mirror_fields(self.rows) if self.config.mirror else {}),
+            **(mirror_fields(self.rows) if self.mirrored else {}),
             "encoded_rows": 0,
             "encoding": {
                 **self.config.rules.recipe(),
@@ -407,9 +414,38 @@ class EncodeStage(Stage):
     def finish(self, bank: BankWriter, progress: Progress) -> Manifest:
         with progress.phase("mirror", self.rows) as phase:
             write_keys(bank, rows=self.rows)
-            if self.config.mirror:
+            if self.mirrored:
                 write_mirror(bank, rows=self.rows, width=self.hidden_size, report=phase.advance)
         return bank.commit(rows=self.rows, manifest={"encoded_rows": self.rows})
+
+
+class TokenEncodeStage(EncodeStage):
+    """An encoding with a vector per token: other columns, no mirror, shards of fewer rows."""
+
+    kind, mirrored = "token-features", False
+
+    @property
+    def what(self) -> str:
+        return f"the bank of {self.rows:,} texts, {int(self._offsets[-1]):,} × {self.hidden_size} vectors"
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.hidden_size * int(self.token_bank.manifest.max_tokens or 1)
+
+    def shard_bytes(self, shard: Shard) -> int:
+        texts = self._text_bytes * shard.rows // len(self.token_bank)
+        return self.tokens(shard) * 2 * self.hidden_size + 4 * shard.rows + texts
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        trainers = ("format_version", "dtype")  # of the mirror
+        found = {name: value for name, value in super().manifest.items() if name not in trainers}
+        return {**found, "tokens": int(self._offsets[-1])}
+
+
+def stage_of(config: EncodeConfig, tokens: TokensBank, texts: str | Path | None = None) -> EncodeStage:
+    """The encoding that `config` asks for."""
+    return (TokenEncodeStage if config.per_token else EncodeStage)(config, tokens, texts)
 
 
 def _spread(planned: list[Batch]) -> list[Batch]:

@@ -75,8 +75,15 @@ class EncodeConfig(Settings):
             raise InputError("Give either a model or an encoder (package.module:factory), not both and not neither.")
         if self.onto is not None and (self.limit is not None or self.trial is not None):
             raise InputError("--onto is for a bank that grows by all unseen texts: leave out --limit and --trial.")
+        if self.per_token:
+            refuse_unread("--pooling none", self, ["mirror", "onto"])
         if self.drift_sample == 0:
             refuse_unread("--drift-sample 0", self, ["min_cosine"])
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a vector is stored for every token of a text, and none for the text."""
+        return self.model is not None and self.model.pooling == "none"
 
     @property
     def model_path(self) -> str:

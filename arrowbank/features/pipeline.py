@@ -102,7 +102,7 @@ def _check_space(config: BuildConfig, out: Path, hidden_size: int, progress: Pro
     if not (texts := found.rows):
         return  # the scan says so
     limits = [limit for limit in (config.encode.limit, config.encode.trial) if limit is not None]
-    vectors = min([texts, *limits]) * 2 * hidden_size * (2 if config.encode.mirror else 1)
+    vectors = min([texts, *limits]) * 2 * hidden_size * (2 if config.encode.mirror and not config.encode.per_token else 1)
     needed = vectors + texts * ROW_BYTES + 2 * found.counts["text_bytes"]
     sampled, whole = found.counts["sampled_bytes"], found.counts["sampled_bytes"] == found.counts["input_bytes"]
     what = f"a bank of {'' if whole else 'some '}{texts:,} texts"

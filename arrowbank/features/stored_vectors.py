@@ -15,21 +15,21 @@ from arrowbank.features.encode_config import Encoder, stream
 
 
 def encoded(
-    encoder: Encoder, input_ids: pa.Array, rules: BatchRules, dim: int | None = None
+    encoder: Encoder, input_ids: pa.Array, rules: BatchRules, dim: int | None = None, *, per_token: bool = False
 ) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
-    """The batches of rows `input_ids` (list<int32>) and the pooled vectors of each, [N, D] float32: the first `dim` numbers of those that
-    the encoder gives. InputError for another shape.
+    """The batches of rows `input_ids` (list<int32>) and the vectors of each, [N, D] float32, or [N·T, D] with one `per_token`: the first
+    `dim` numbers of those that the encoder gives. InputError for another shape.
     """
     values, offsets = list_values(input_ids)
     plan = list(batches(np.diff(offsets), rules))
     pooled = stream(encoder, (gather(values, offsets, batch) for batch in plan))
     for batch, vectors in zip(plan, pooled, strict=True):
-        if vectors.shape != (len(batch.rows), encoder.hidden_size):
+        shape = (len(batch.rows), *([batch.length] if per_token else []), encoder.hidden_size)
+        if vectors.shape != shape:
             raise InputError(
-                f"the encoder gave an array of shape {vectors.shape} for {len(batch.rows)} rows, "
-                f"expected {(len(batch.rows), encoder.hidden_size)}."
+                f"the encoder gave an array of shape {vectors.shape} for {len(batch.rows)} rows, expected {shape}."
             )
-        yield batch, vectors[:, :dim]
+        yield batch, vectors.reshape(-1, encoder.hidden_size)[:, :dim]
 
 
 # Of a vector's norm, what rounding to float16 may take. It takes up to 2^-11 of each number from 6e-5 on, more and more of smaller

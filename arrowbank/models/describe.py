@@ -27,7 +27,7 @@ from arrowbank.models.model_folder import (
     resolve_model,
     weight_files,
 )
-from arrowbank.models.pooling import folder_pooling
+from arrowbank.models.pooling import folder_pooling, require_no_projection
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -103,6 +103,8 @@ def describe(config: ModelConfig) -> ModelInfo:
 
 
 def _described(config: ModelConfig, given: Path) -> ModelInfo:
+    if config.pooling == "none":
+        require_no_projection(given)
     adapter, folder = _adapter(given), base_folder(given, code=config.trust_remote_code)
     device, devices, notes = resolve_device(config)
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)

@@ -34,7 +34,7 @@ def load(config: ModelConfig, info: ModelInfo, *, worker: int = 0) -> ModelEncod
 
 
 class PooledReader(nn.Module):
-    """(N, T) int64 ids → (N, D) float32: the hidden states of `reader`, pooled."""
+    """(N, T) int64 ids → (N, D) float32: the hidden states of `reader`, pooled; (N, T, D) without pooling."""
 
     def __init__(self, reader: nn.Module, how: str) -> None:
         super().__init__()
@@ -46,7 +46,8 @@ class PooledReader(nn.Module):
 
 
 class ModelEncoder:
-    """(N, T) int32 token ids → (N, D) float32 vectors: pooled, not normalised. A NaN is passed on, for the caller to refuse."""
+    """(N, T) int32 token ids → (N, D) float32 vectors, or (N, T, D) with the pooling "none": not normalised. A NaN is passed on, for the
+    caller to refuse."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes

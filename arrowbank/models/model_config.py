@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from arrowbank.errors import InputError
 from arrowbank.settings import EXECUTION, Flag, Help, Place, Positive, Settings, refuse_unread
 
-Pooling = Literal["auto", "mean", "last", "cls", "max"]
+Pooling = Literal["auto", "mean", "last", "cls", "max", "none"]
 Backbone = Literal["inner", "outer"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -33,7 +33,7 @@ class ModelConfig(Settings):
     """
 
     model: Annotated[Place, Help("A folder or hub name; safetensors only.", "M")]
-    pooling: Annotated[Pooling, Help("auto: as sentence-transformers says, else mean.")] = "auto"
+    pooling: Annotated[Pooling, Help("auto: the folder's own, else mean; none: a vector per token.")] = "auto"
     layer: Annotated[int, Help("Hidden state to pool: 0 embeddings, -1 the last.")] = -1
     backbone: Annotated[Backbone, Help("Without or with the LM head.")] = "inner"
     dtype: Annotated[Dtype, Help("While it runs; auto: the checkpoint's own.")] = "auto"

@@ -27,7 +27,7 @@ _LEGACY = {
 
 
 def pool(hidden_NTD: torch.Tensor, how: str) -> torch.Tensor:
-    """(N, T, D) hidden states → (N, D) float32 by "mean", "last", "cls" (the first token) or "max"."""
+    """(N, T, D) hidden states → (N, D) float32 by "mean", "last", "cls" (the first token) or "max"; by "none" (N, T, D) float32."""
     import torch
 
     if how == "mean":
@@ -38,7 +38,30 @@ def pool(hidden_NTD: torch.Tensor, how: str) -> torch.Tensor:
         return hidden_NTD[:, 0].float()
     if how == "max":
         return hidden_NTD.amax(dim=1).float()
-    raise InputError(f"pooling is {how!r}; expected mean, last, cls or max")
+    if how == "none":
+        return hidden_NTD.float()
+    raise InputError(f"pooling is {how!r}; expected mean, last, cls, max or none")
+
+
+def _modules(folder: Path) -> dict[str, str]:
+    """The kinds of modules that the folder's sentence-transformers files list, and the folder of each; none where there is no list."""
+    try:
+        modules = json_in(folder / "modules.json", strict=False)
+        return {str(step["type"]).rsplit(".", 1)[-1]: str(step["path"]) for step in modules}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder / 'modules.json'} cannot be read ({error!r}); name a --pooling to ignore it") from error
+
+
+def require_no_projection(folder: Path) -> None:
+    """InputError where the folder's vectors per token are not the hidden states, but what a module makes of them (as in ColBERT models)."""
+    other = sorted(set(_modules(folder)) - {"Transformer", "Pooling", "Normalize"})
+    if other:
+        raise InputError(
+            f"{folder / 'modules.json'}: lists {', '.join(other)}, which --pooling none does not apply, so the vectors would not be this "
+            "model's. Give a folder without modules.json to store the hidden states."
+        )
 
 
 def folder_pooling(folder: Path) -> str:
@@ -46,13 +69,7 @@ def folder_pooling(folder: Path) -> str:
 
     Raises InputError where those files ask for what is not done here (another pooling, several at once, a dense layer).
     """
-    try:
-        modules = json_in(folder / "modules.json", strict=False)
-        steps = {str(step["type"]).rsplit(".", 1)[-1]: str(step["path"]) for step in modules}
-    except FileNotFoundError:
-        return "mean"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / 'modules.json'} cannot be read ({error!r}); name a --pooling to ignore it") from error
+    steps = _modules(folder)
     other = sorted(set(steps) - {"Transformer", "Pooling", "Normalize"})
     if other:
         raise InputError(

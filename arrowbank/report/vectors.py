@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from arrowbank.bank.files import human_bytes
 from arrowbank.bank.kinds.features_bank import FeatureBank
 from arrowbank.bank.kinds.texts_bank import TextsBank
+from arrowbank.bank.kinds.token_features_bank import TokenFeatureBank
 from arrowbank.bank.kinds.tokens_bank import TokensBank
 from arrowbank.bank.reader import Bank
 from arrowbank.drawing.frame import Plot
@@ -39,28 +40,29 @@ COUNTED = {
 def tell_texts(subject: Subject) -> Story:
     """The story of a folder that `build` made, or of one of its banks."""
     texts, tokens, features = subject.bank(TextsBank), subject.bank(TokensBank), subject.bank(FeatureBank)
+    keyed = features or subject.bank(TokenFeatureBank)
     main = subject.main
     sections: list[Section] = []
     tiles = [(f"{len(main):,}", "texts")]
     data: object = None
-    if features is not None:
-        tiles.append((f"{features.hidden_size:,}", "numbers a vector"))
-        if subject.points and len(features):
-            looked = min(subject.points, len(main))
-            subject.progress.message(f"{subject.folder}: looking for the nearest texts of {looked:,} of them")
-            atlas = make_atlas(features, texts, points=subject.points, neighbours=subject.neighbours)
-            sections.append(map_section(atlas, len(features)))
-            data = atlas.data()
+    if keyed is not None:
+        tiles.append((f"{keyed.hidden_size:,}", "numbers a vector"))
+    if features is not None and subject.points and len(features):
+        looked = min(subject.points, len(main))
+        subject.progress.message(f"{subject.folder}: looking for the nearest texts of {looked:,} of them")
+        atlas = make_atlas(features, texts, points=subject.points, neighbours=subject.neighbours)
+        sections.append(map_section(atlas, len(features)))
+        data = atlas.data()
     if tokens is not None and (counts := tokens.manifest.counts):
         tiles.append((f"{counts['tokens']:,}", "tokens"))
-    sections.append(_lengths(texts, tokens, features))
+    sections.append(_lengths(texts, tokens, keyed))
     sections.append(_origins(texts, main))
     if features is not None:
         sections.append(_norms(features))
     return Story(tiles, sections, data)
 
 
-def _lengths(texts: TextsBank | None, tokens: TokensBank | None, features: FeatureBank | None) -> Section:
+def _lengths(texts: TextsBank | None, tokens: TokensBank | None, features: FeatureBank | TokenFeatureBank | None) -> Section:
     drawn: list[Plot] = []
     if tokens is not None:
         drawn.append(_token_lengths(tokens, tokens.manifest.max_tokens, tokens.manifest.counts or {}))

@@ -112,7 +112,7 @@ def _check_vectors(bank: FeatureBank) -> Check:
     return found_wrong("vectors", wrong, f"finite, norms {low:.5f} to {high:.5f}", "not finite, zero, or of a wrong norm:")
 
 
-def _check_look_up(bank: FeatureBank) -> Check:
+def check_look_up(bank: KeyedBank) -> Check:
     digests = np.concatenate([fixed_bytes(batch.column("sha1"), SHA1_BYTES) for batch in bank.shards()])
     same = np.array_equal(bank.key_table, sorted_keys(digests))
     return Check("look-up", same, f"{KEY_FILE} {'finds every text' if same else 'does not fit the sha1 column'}")
@@ -169,7 +169,84 @@ KIND = "features"
 Vectors = npt.NDArray[np.float16]
 
 
-class FeatureBank(Bank):
+class KeyedBank(Bank):
+    """A committed bank whose rows stand for texts, found by the texts' sha1 in a sorted key file."""
+
+    @cached_property
+    def digests(self) -> ShardedColumn:
+        """The texts' sha1 in the Arrow shards: [n_i, 20] uint8 a shard, memory-mapped."""
+        return ShardedColumn([fixed_bytes(part, SHA1_BYTES) for part in self.parts("sha1")], self.starts)
+
+    @cached_property
+    def key_table(self) -> npt.NDArray[np.uint64]:
+        """The sorted key file, [2, N] uint64, memory-mapped: see `keys`."""
+        return self._array(KEY_FILE, np.dtype("<u8"), (2, len(self)))
+
+    @cached_property
+    def _keys(self) -> SortedKeys:
+        return SortedKeys(self.key_table, self.folder / KEY_FILE)
+
+    def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """A mapped file of this bank. CorruptBank where it is not that array, or the bank changed since it was opened."""
+        with self.opening(name) as path:
+            try:
+                mapped = map_npy(path)
+            except (ValueError, OSError) as error:
+                raise_refusal(error, path)
+                raise CorruptBank(f"{path}: not readable as .npy ({error}). Restore it or rebuild the bank.") from None
+        if mapped.dtype != dtype or mapped.shape != shape:
+            raise CorruptBank(
+                f"{path}: {mapped.dtype} of shape {mapped.shape}, expected {dtype} of {shape}. Restore it or rebuild the bank."
+            )
+        return mapped
+
+    @checked
+    def of_kind(self, kind: str) -> npt.NDArray[np.bool_]:
+        """Which rows are texts of `kind`, [N]."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        # by way of numbers: a column of bits becomes no array without pandas
+        equal = [pc.cast(pc.equal(part, kind), pa.uint8()) for part in self.parts("kind")]
+        found: npt.NDArray[np.bool_] = np.concatenate([values_of(column) for column in equal]) != 0
+        return found
+
+    def find(self, digests: Digests) -> npt.NDArray[np.int64]:
+        """The row of each sha1, [n, 20] uint8 → [n] int64; −1 where the bank does not have it."""
+        return self._keys.find(digests, self.digests)
+
+    @checked
+    def rows(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
+        """The row of each text, [n] int64; −1 where the bank does not have it. Texts are stripped as `scan` strips them."""
+        return self.find(text_keys(texts))
+
+    def rows_of_all(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
+        """The row of each text, [n] int64. InputError for a text that the bank does not have."""
+        texts = list(texts)
+        rows = self.rows(texts)
+        if (rows < 0).any():
+            missing = np.flatnonzero(rows < 0)
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(texts)} texts are not in this bank, "
+                f"the first one {texts[missing[0]][:60]!r}. "
+                "Use .rows(texts) to see which (−1), or build a bank that has them."
+            )
+        return rows
+
+    def checked_rows(self, rows: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """`rows` as numbers of rows of this bank. InputError for what is no row."""
+        wanted = np.asarray(rows)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise InputError(f"take: rows are {wanted.dtype}; expected whole numbers. For texts use .vectors(texts).")
+        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
+            outside = next(int(row) for row in wanted.ravel() if not 0 <= row < len(self))
+            raise InputError(
+                f"take: there is no row {outside}; {self.folder} has {len(self)} rows (−1 is a text that it lacks)."
+            )
+        return wanted.astype(np.int64, copy=False)
+
+
+class FeatureBank(KeyedBank):
     """A committed feature bank: N vectors of width D, and the texts that they stand for."""
 
     manifest: FeatureManifest
@@ -201,79 +278,14 @@ class FeatureBank(Bank):
         """The vectors in the Arrow shards: [n_i, D] float16 a shard, memory-mapped."""
         return ShardedColumn([fixed_lists(part) for part in self.parts("features")], self.starts)
 
-    @cached_property
-    def digests(self) -> ShardedColumn:
-        """The texts' sha1 in the Arrow shards: [n_i, 20] uint8 a shard, memory-mapped."""
-        return ShardedColumn([fixed_bytes(part, SHA1_BYTES) for part in self.parts("sha1")], self.starts)
-
-    @cached_property
-    def key_table(self) -> npt.NDArray[np.uint64]:
-        """The sorted key file, [2, N] uint64, memory-mapped: see `keys`."""
-        return self._array(KEY_FILE, np.dtype("<u8"), (2, len(self)))
-
-    @cached_property
-    def _keys(self) -> SortedKeys:
-        return SortedKeys(self.key_table, self.folder / KEY_FILE)
-
-    def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """A mapped file of this bank. CorruptBank where it is not that array, or the bank changed since it was opened."""
-        with self.opening(name) as path:
-            try:
-                mapped = map_npy(path)
-            except (ValueError, OSError) as error:
-                raise_refusal(error, path)
-                raise CorruptBank(f"{path}: not readable as .npy ({error}). Restore it or rebuild the bank.") from None
-        if mapped.dtype != dtype or mapped.shape != shape:
-            raise CorruptBank(
-                f"{path}: {mapped.dtype} of shape {mapped.shape}, expected {dtype} of {shape}. Restore it or rebuild the bank."
-            )
-        return mapped
-
     def take(self, rows: npt.ArrayLike) -> Vectors:
         """The vectors of `rows` in the order given, [n, D] float16, from the Arrow shards. InputError for what is no row."""
-        wanted = np.asarray(rows)
-        if wanted.size and wanted.dtype.kind not in "iu":
-            raise InputError(f"take: rows are {wanted.dtype}; expected whole numbers. For texts use .vectors(texts).")
-        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
-            outside = next(int(row) for row in wanted.ravel() if not 0 <= row < len(self))
-            raise InputError(
-                f"take: there is no row {outside}; {self.folder} has {len(self)} rows (−1 is a text that it lacks)."
-            )
-        return self.features.take(wanted)
-
-    @checked
-    def of_kind(self, kind: str) -> npt.NDArray[np.bool_]:
-        """Which rows are texts of `kind`, [N]."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        # by way of numbers: a column of bits becomes no array without pandas
-        equal = [pc.cast(pc.equal(part, kind), pa.uint8()) for part in self.parts("kind")]
-        found: npt.NDArray[np.bool_] = np.concatenate([values_of(column) for column in equal]) != 0
-        return found
-
-    def find(self, digests: Digests) -> npt.NDArray[np.int64]:
-        """The row of each sha1, [n, 20] uint8 → [n] int64; −1 where the bank does not have it."""
-        return self._keys.find(digests, self.digests)
-
-    @checked
-    def rows(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
-        """The row of each text, [n] int64; −1 where the bank does not have it. Texts are stripped as `scan` strips them."""
-        return self.find(text_keys(texts))
+        return self.features.take(self.checked_rows(rows))
 
     @checked
     def vectors(self, texts: Iterable[str]) -> Vectors:
         """The vector of each text, [n, D] float16. InputError for a text that the bank does not have."""
-        texts = list(texts)
-        rows = self.rows(texts)
-        if (rows < 0).any():
-            missing = np.flatnonzero(rows < 0)
-            raise InputError(
-                f"{self.folder}: {len(missing)} of {len(texts)} texts are not in this bank, "
-                f"the first one {texts[missing[0]][:60]!r}. "
-                "Use .rows(texts) to see which (−1), or build a bank that has them."
-            )
-        return self.take(rows)
+        return self.take(self.rows_of_all(texts))
 
 
 @register
@@ -336,7 +348,7 @@ class FeaturesKind(Kind):
             yield f"max_key_tokens is {bank.manifest.max_key_tokens}, a row has {longest} tokens"
 
     def checks(self, bank: FeatureBank) -> Mapping[str, Callable[[], Check]]:
-        named = {"keys": check_keys, "unique": check_unique, "vectors": _check_vectors, "look-up": _check_look_up}
+        named = {"keys": check_keys, "unique": check_unique, "vectors": _check_vectors, "look-up": check_look_up}
         return {name: partial(check, bank) for name, check in {**named, "mirror": _check_mirror}.items()}
 
     def describe(self, manifest: FeatureManifest) -> Description:
