@@ -219,7 +219,9 @@ def test_merge_and_select_follow_its_rules(tmp_path: Path, monkeypatch: pytest.M
         InputError, match=r"a bank of tides; only features, targets, texts and token-features can be merged\. Measure again\."
     ):
         merge([a, b], tmp_path / "out")
-    with pytest.raises(InputError, match="a bank of tides; rows of features, targets, texts, tokens can be selected"):
+    with pytest.raises(
+        InputError, match="a bank of tides; rows of features, targets, texts, token-features, tokens can be selected"
+    ):
         select(SelectConfig(limit=1), a, tmp_path / "out")
 
 

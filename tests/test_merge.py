@@ -183,7 +183,9 @@ def test_what_cannot_be_merged_is_refused_with_what_to_do_instead(tmp_path: Path
     a = save_features(tmp_path / "a", ["one", "two"])
     with pytest.raises(InputError, match="at least two are needed"):
         merge([a], tmp_path / "out")
-    with pytest.raises(InputError, match=r"a bank of tokens; only features, targets and texts can.*tokenize the result"):
+    with pytest.raises(
+        InputError, match=r"a bank of tokens; only features, targets, texts and token-features can.*tokenize the result"
+    ):
         merge([tmp_path / "a" / "tokens", tmp_path / "a" / "tokens"], tmp_path / "out")
     with pytest.raises(InputError, match=r"a bank of texts, .* is one of features"):
         merge([a, tmp_path / "a" / "texts"], tmp_path / "out")
