@@ -10,7 +10,7 @@ import typer
 
 from arrowbank.cli.options import Common, DryRun, Out, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate, unfinished
-from arrowbank.settings import Count, Help, Natural, Part
+from arrowbank.settings import EXECUTION, Count, Help, Natural, Part
 
 if TYPE_CHECKING:
     from arrowbank import CaptureConfig, ExportConfig, ImportConfig, ModelConfig, RunOptions
@@ -42,15 +42,26 @@ def import_(
         finish(common.json, manifest, _made(out, manifest["counts"]) if manifest["complete"] else unfinished(out, manifest))
 
 
-def capture(out: Out, config: CaptureConfig, options: RunOptions, common: Common, dry_run: DryRun = False) -> None:
+def capture(
+    out: Out,
+    config: CaptureConfig,
+    options: RunOptions,
+    common: Common,
+    dry_run: DryRun = False,
+    print_serve_command: Annotated[bool, Help("Print how to start a server for --vllm-url."), EXECUTION] = False,
+) -> None:
     """Run a model over conversations or token rows and keep the hidden states of some layers. The same command again goes on.
 
     Example: arrowbank targets capture --model Qwen/Qwen3-8B --source chats.jsonl --layers 1,17,32 --out targets
     """
     from arrowbank.inputs.sources import named_source
     from arrowbank.targets.capture import capture as run
-    from arrowbank.targets.capture import estimate_capture
+    from arrowbank.targets.capture import capture_serve_command, estimate_capture
 
+    if print_serve_command:
+        command = capture_serve_command(config, out)
+        finish(common.json, {"command": command}, command)
+        return
     name, place = named_source(str(config.data))
     if place != str(config.data):
         config = replace(config, data=place, source_name=name)

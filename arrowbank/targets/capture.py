@@ -49,6 +49,7 @@ from arrowbank.targets.target_rows import (
 )
 from arrowbank.targets.vllm_engine import EngineConfig, Vllm, find_vllm
 from arrowbank.targets.vllm_runner import VllmJob, VllmStates, prepare_vllm
+from arrowbank.targets.vllm_server import find_server, serve_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -244,7 +245,8 @@ class CaptureStage(TargetStage):
         """The serving engine; InputError where it is not there, or cannot run this model."""
         if self.config.runner != "vllm":
             return None
-        return find_vllm(
+        find = find_vllm if self.config.engine.vllm_url is None else find_server
+        return find(
             self.config.engine, self.config.model, self.model, self.config.target_layer_ids, self.config.last_hidden_norm
         )
 
@@ -377,7 +379,7 @@ class CaptureStage(TargetStage):
                     f"--workers {options.workers}: {self.vllm.devices} GPUs hold {self.vllm.workers} vLLM of --tensor-parallel "
                     f"{self.config.engine.tensor_parallel}. Give {self.vllm.workers} or fewer."
                 )
-            self.vllm_job = prepare_vllm(self.vllm, bank.work_dir, bank.plan_digest, self.rows, progress)
+            self.vllm_job = prepare_vllm(self.vllm, bank, self.rows, progress)
 
     def bytes_to_write(self, bank: BankWriter, todo: Sequence[Shard], *, last: bool) -> int:
         scratch = self.vllm.scratch_bytes(max(map(self.tokens, todo))) if self.vllm and todo else 0
@@ -433,3 +435,19 @@ def estimate_capture(
     Raises what `capture` raises for a model or data that cannot be used.
     """
     return CaptureStage(config).estimate(out, options, progress=progress)
+
+
+@checked
+def capture_serve_command(config: CaptureConfig, out: str | Path) -> str:
+    """The shell command of a vLLM server that `capture` with `vllm_url` can use for the bank `out`. A server on a CPU needs code, which is
+    written to `OUT.states/code`.
+
+    Raises InputError where vLLM is not there, or cannot run this model.
+    """
+    from arrowbank.targets.engine_probe import LENGTHS
+
+    stage = CaptureStage(config)
+    if stage.vllm is None or config.engine.vllm_url is not None:
+        raise InputError("--print-serve-command: is for --runner vllm without --vllm-url. Change these options.")
+    vllm, most = stage.vllm, max(config.max_length, LENGTHS[0])
+    return serve_command(vllm, out, min(most, vllm.info.max_positions or most) + 1)

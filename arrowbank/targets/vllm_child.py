@@ -57,19 +57,47 @@ def say(answers: Any, **answer: Any) -> None:
     answers.write(json.dumps(answer) + "\n")
 
 
+def settings(device: str) -> dict[str, str]:
+    """The variables that vLLM reads and that this needs."""
+    found = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    if device == "cpu":
+        found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    return found
+
+
 def set_defaults() -> str:
-    """The variables that vLLM reads, where the user has not set them; "cuda" or "cpu"."""
+    """Set these where the user has not set them; "cuda" or "cpu"."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-    if device == "cpu":
-        settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "4"}
-    for name, value in settings.items():
+    for name, value in settings(device).items():
         os.environ.setdefault(name, value)
     # The scheduler in this process has all rows before its first step: its batches, and so the bytes, do not depend on timing.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return device
+
+
+def extraction(device: str, layers: list[int], folder: str) -> dict[str, Any]:
+    """The arguments with which vLLM writes the states of `layers` to files in `folder`."""
+    connector: dict[str, Any] = {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": folder, "use_synchronization_lock": True},
+    }
+    if device == "cpu":
+        connector |= {"kv_connector": "HostHiddenStatesConnector", "kv_connector_module_path": MODULE}
+    return {
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,  # otherwise a row's states may come from another row's pass
+        "seed": 0,
+        "enforce_eager": device == "cpu",
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
+        },
+        "kv_transfer_config": connector,
+    }
 
 
 def description(architectures: list[str]) -> dict[str, Any]:
@@ -137,26 +165,7 @@ class Engine:
         device = set_defaults()
         from vllm import LLM, SamplingParams
 
-        stock = device == "cuda"
-        connector: dict[str, Any] = {
-            "kv_connector": "ExampleHiddenStatesConnector" if stock else "HostHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": request["folder"], "use_synchronization_lock": True},
-        }
-        if not stock:
-            connector["kv_connector_module_path"] = MODULE
-        self.llm = LLM(
-            skip_tokenizer_init=True,
-            enable_prefix_caching=False,  # otherwise a row's states may come from another row's pass
-            seed=0,
-            speculative_config={
-                "method": "extract_hidden_states",
-                "num_speculative_tokens": 1,
-                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": request["layers"]}},
-            },
-            kv_transfer_config=connector,
-            **{"enforce_eager": not stock, **request["engine"]},
-        )
+        self.llm = LLM(**{**extraction(device, request["layers"], request["folder"]), **request["engine"]})
         self.params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
     def facts(self) -> dict[str, Any]:

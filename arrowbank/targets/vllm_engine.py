@@ -21,7 +21,7 @@ from arrowbank.bank.files import sweep_temporaries
 from arrowbank.bank.manifest import readable_json
 from arrowbank.errors import InputError
 from arrowbank.models.model_config import ModelConfig
-from arrowbank.settings import EXECUTION, Count, Flag, Help, Place, Settings
+from arrowbank.settings import EXECUTION, Count, Flag, Help, Place, Settings, refuse_unread
 from arrowbank.targets import vllm_child
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class EngineConfig(Settings):
     """How a serving engine is run. Raises InputError for an option that `capture` sets itself."""
 
     vllm_python: Annotated[Place, Help("The Python that has vLLM. Default: this one.", "PATH"), EXECUTION] | None = None
+    vllm_url: Annotated[str, Help("A running vLLM server; see --print-serve-command.", "URL"), EXECUTION] | None = None
     tensor_parallel: Annotated[Count, Help("GPUs that one vLLM shares a model over.")] = 1
     vllm_options: Annotated[
         tuple[str, ...],
@@ -56,6 +57,10 @@ class EngineConfig(Settings):
     vllm_patience: Annotated[Count, Help("Seconds of silence after which vLLM is given up.", "SECONDS"), EXECUTION] = 900
 
     def check(self) -> None:
+        if self.vllm_url is not None:
+            refuse_unread("--vllm-url", self, ["vllm_python", "tensor_parallel", "vllm_options"])
+            if not self.vllm_url.startswith(("http://", "https://")):
+                raise InputError(f"--vllm-url {self.vllm_url!r}: expected an address such as http://127.0.0.1:8000.")
         for name in self.arguments:
             if name in OURS:
                 raise InputError(f"--vllm-option {name}: `capture` sets this argument of vLLM itself. Leave it out.")
@@ -85,7 +90,7 @@ class Vllm:
     """vLLM as it is found on this machine, for one model and its layers. Everything here pickles.
 
     layers   block ids that are captured (−1: the embeddings)
-    device   what it runs on, "cuda" or "cpu", and how many `devices` of it there are
+    device   what it runs on, "cuda" or "cpu", and how many `devices` of it there are; "server" is one that somebody else has started
     """
 
     config: EngineConfig
@@ -116,6 +121,8 @@ class Vllm:
 
     def recipe(self) -> dict[str, Any]:
         """What of the engine decides bytes."""
+        if self.device == "server":
+            return {"name": "vllm", "version": self.version, "method": METHOD, "server": True}
         options = {name: value for name, value in self.config.arguments.items() if name not in EXECUTION_ONLY}
         parallel = self.config.tensor_parallel
         return {"name": "vllm", "version": self.version, "method": METHOD, "tensor_parallel": parallel, "options": options}
@@ -126,13 +133,14 @@ class Vllm:
         if folder is not None:
             sweep_temporaries(folder, "vllm.*")  # of workers that have ended
         probes = [found for file in files if isinstance(found := readable_json(file), dict)]
+        served = self.device == "server"
         return {
             "name": "vllm",
             "version": self.version,
             "device": self.device,
             "dtype": self.info.dtype,
-            "tensor_parallel": self.config.tensor_parallel,
-            "options": self.config.arguments,
+            "tensor_parallel": None if served else self.config.tensor_parallel,
+            "options": None if served else self.config.arguments,
             "probe": min(probes, key=lambda one: float(one["cosine"])) if probes else None,
         }
 

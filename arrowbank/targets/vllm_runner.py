@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from arrowbank.bank import BankWriter
 from arrowbank.bank.files import publish_json
 from arrowbank.errors import InputError
 from arrowbank.progress import Progress
 from arrowbank.targets.target_rows import PreparedRows
 from arrowbank.targets.vllm_engine import Vllm
 from arrowbank.targets.vllm_process import VllmChild
+from arrowbank.targets.vllm_server import VllmServer, states_folder
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int32]
 
 
-def prepare_vllm(vllm: Vllm, folder: Path, digest: str, rows: PreparedRows, progress: Progress) -> VllmJob:
-    """Have transformers run the probe, where that has not been done for the plan `digest`; the job of the workers."""
+def prepare_vllm(vllm: Vllm, bank: BankWriter, rows: PreparedRows, progress: Progress) -> VllmJob:
+    """Have transformers run the probe, where that has not been done for this plan; the job of the workers."""
     from arrowbank.targets.engine_probe import MOST_TOKENS, make_reference, probe_rows
 
-    path = folder / f"probe-{digest[:16]}.safetensors"
+    path = bank.work_dir / f"probe-{bank.plan_digest[:16]}.safetensors"
     longest = int(rows.lengths.max())
     probe = probe_rows(rows.first_tokens(MOST_TOKENS), longest, vllm.info.max_positions)
     if not path.exists():
@@ -42,23 +44,28 @@ def prepare_vllm(vllm: Vllm, folder: Path, digest: str, rows: PreparedRows, prog
             f"vLLM {vllm.version}: transformers runs {sum(map(len, probe)):,} tokens to hold vLLM's states against"
         )
     make_reference(path, vllm.model, vllm.info, vllm.layers, probe)
-    longest = max(longest, *map(len, probe))
     return VllmJob(
-        engine=vllm, folder=folder, reference=path, max_model_len=longest + 1
-    )  # room for the one token that it makes
+        engine=vllm,
+        folder=bank.work_dir,
+        states=states_folder(bank.folder),
+        reference=path,
+        max_model_len=max(longest, *map(len, probe)) + 1,  # room for the one token that it makes
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmJob:
-    """How a worker gets its child. Everything here pickles.
+    """How a worker gets its engine. Everything here pickles.
 
     folder          where scratch folders and results of probes go
+    states          where a server writes
     reference       the file of the probe
     max_model_len   tokens that a row may have, and one
     """
 
     engine: Vllm
     folder: Path
+    states: Path
     reference: Path
     max_model_len: int
 
@@ -67,7 +74,12 @@ class VllmJob:
         from arrowbank.targets.engine_probe import read_reference
 
         reference = read_reference(self.reference, self.engine.model, self.engine.info)
-        states = VllmStates(self, VllmChild(self.engine, self.folder, self.max_model_len, number), reference)
+        source: VllmChild | VllmServer
+        if self.engine.config.vllm_url is None:
+            source = VllmChild(self.engine, self.folder, self.max_model_len, number)
+        else:
+            source = VllmServer(self.engine, self.states, self.max_model_len)
+        states = VllmStates(self.engine, source, reference)
         publish_json(self.folder / f"probe-result-{os.getpid()}-{number}.json", states.probe())
         return states
 
@@ -75,8 +87,8 @@ class VllmJob:
 class VllmStates:
     """(N, T) int32 token ids → (N, T, L + 1, H) bfloat16 hidden states on the CPU: L tapped layers, then the last ones."""
 
-    def __init__(self, job: VllmJob, child: VllmChild, reference: Reference) -> None:
-        self._child, self._reference, self._engine = child, reference, job.engine
+    def __init__(self, engine: Vllm, source: VllmChild | VllmServer, reference: Reference) -> None:
+        self._engine, self._source, self._reference = engine, source, reference
         ids = self._engine.engine_layers
         self._places = [ids.index(layer + 1) for layer in self._engine.layers]
 
@@ -88,7 +100,7 @@ class VllmStates:
         import torch
 
         plan = list(batches)
-        files = self._child.run([row for batch in plan for row in batch])
+        files = self._source.run([row for batch in plan for row in batch])
         with torch.inference_mode():
             for batch in plan:
                 yield torch.stack([self._placed(next(files)) for _ in batch])
@@ -98,7 +110,7 @@ class VllmStates:
         """Hold the child's states against transformers': what `compare` gives. Raises InputError."""
         from arrowbank.targets.engine_probe import compare
 
-        found = [states.float().numpy() for states in self._child.run(self._reference.rows)]
+        found = [states.float().numpy() for states in self._source.run(self._reference.rows)]
         layers = [layer - 1 for layer in self._engine.engine_layers]
         try:
             result = compare(self._reference, found, layers, self._engine.info.dtype)
@@ -108,7 +120,7 @@ class VllmStates:
                 "Nothing was kept. A kernel of vLLM may be wrong on this device: try another version, device or --dtype, or use "
                 "--runner transformers."
             ) from None
-        return {**result, "block_size": self._child.block_size}
+        return {**result, "block_size": self._source.block_size}
 
     def _placed(self, states: torch.Tensor) -> torch.Tensor:
         """[S, ids, H] as the engine gives them → [S, L + 1, H]."""

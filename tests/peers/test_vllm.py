@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ import transformers as tf
 
 from arrowbank import CaptureConfig, EngineConfig, ModelConfig, capture, estimate_capture, open_bank, verify
 from arrowbank.bank.floats import float32_of
+from arrowbank.cli import main
 from arrowbank.errors import InputError
 from arrowbank.models import describe
 from arrowbank.targets.vllm_engine import find_vllm
@@ -147,6 +152,54 @@ def test_a_killed_engine_ends_the_run_and_the_next_run_gives_the_same_bytes(
     assert all(path.stat().st_mtime_ns == when for path, when in finished.items())
     capture(config, tmp_path / "in one go")
     assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "in one go")
+
+
+def test_a_server_gives_the_same_states(
+    models: Callable[[str], Path], rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Started with the command that is printed, on a port of its own."""
+    command = [
+        "targets",
+        "capture",
+        "--model",
+        str(models("qwen3")),
+        "--source",
+        str(rows),
+        "--layers=-1,0,1",
+        "--max-length",
+        "1024",
+    ]
+    more = ["--runner", "vllm", "--vllm-python", PYTHON, "--print-serve-command", "--out", str(tmp_path / "bank")]
+    assert main([*command, *more]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*words, "--port", str(port)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        for _ in range(240):
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            assert server.poll() is None
+            time.sleep(0.5)
+        url = EngineConfig(vllm_url=f"http://127.0.0.1:{port}", vllm_patience=120)
+        config = replace(make(models("qwen3"), rows, runner="transformers"), runner="vllm", engine=url)
+        manifest = capture(config, tmp_path / "bank")
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    capture(make(models("qwen3"), rows, runner="transformers"), tmp_path / "transformers")
+    found, expected = open_bank(tmp_path / "bank"), open_bank(tmp_path / "transformers")
+    for row in range(len(expected)):
+        mine, theirs = found.read(row), expected.read(row)
+        assert np.allclose(float32_of(mine.taps), float32_of(theirs.taps), rtol=2**-7, atol=2e-3)
+        assert np.allclose(float32_of(mine.last), float32_of(theirs.last), rtol=2**-7, atol=2e-3)
+    assert manifest["engine"]["probe"]["cosine"] > 1 - 1e-8
+    assert [path.name for path in (tmp_path / "bank.states").iterdir()] == ["code"]
 
 
 def children() -> list[int]:
