@@ -138,6 +138,13 @@ def test_it_is_a_kind_of_its_own_for_every_command(model: Path, bank: TokenFeatu
         Searcher(bank.folder)
 
 
+def test_torch_gets_a_tensor_per_text(bank: TokenFeatureBank) -> None:
+    loader = torch.utils.data.DataLoader(bank.to_torch(), batch_size=7, collate_fn=list)
+    found = [vectors for batch in loader for vectors in batch]
+    assert [tuple(vectors.shape) for vectors in found] == [(n, bank.hidden_size) for n in bank.dataset["length"]]
+    assert all(torch.equal(one, torch.from_numpy(other)) for one, other in zip(found, bank.vectors(TEXTS), strict=True))
+
+
 def test_damage_is_found(bank: TokenFeatureBank, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(bank.folder, tmp_path / "bank"))
     path, vector = folder / "data-00001.arrow", bank.take([20])[0][5]

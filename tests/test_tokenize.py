@@ -259,6 +259,13 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path, wordpiece_tokenizer: P
         datasets.load_from_disk(str(tmp_path / "tokens"))
 
 
+def test_a_text_of_millions_of_characters_is_named_without_being_tokenized(tmp_path: Path, wordpiece_tokenizer: Path) -> None:
+    bank = tiny.save_texts_bank(tmp_path / "texts", ["short", "a very long row " * 20_000])
+    config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=120, on_long="error")
+    with pytest.raises(InputError, match=r"row 1 of 320,000 characters has more tokens than --max-tokens 120: 'a very long"):
+        tokenize(config, bank, tmp_path / "tokens")
+
+
 def test_another_recipe_in_the_same_folder_is_refused_and_named(tmp_path: Path, bpe_tokenizer: Path) -> None:
     bank, out = tiny.save_texts_bank(tmp_path / "texts", AWKWARD), tmp_path / "tokens"
     tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer), max_tokens=16), bank, out)

@@ -18,18 +18,19 @@ from arrowbank.bank.floats import bfloat16_tensor
 if TYPE_CHECKING:
     from arrowbank.bank.kinds.features_bank import FeatureBank
     from arrowbank.bank.kinds.targets_bank import TargetBank, TargetSample
+    from arrowbank.bank.kinds.token_features_bank import TokenFeatureBank
 
 TensorRow = dict[str, torch.Tensor]
 IGNORED = -1  # the position of a padded hidden state
 
 
 class TorchVectors(Dataset[torch.Tensor]):
-    """The vectors of a feature bank by row: `dataset[i]` is [D] float16.
+    """The vectors of a feature bank by row: `dataset[i]` is [D] float16, of a bank with a vector per token [T, D].
 
     A DataLoader fetches whole batches through `__getitems__`.
     """
 
-    def __init__(self, bank: FeatureBank) -> None:
+    def __init__(self, bank: FeatureBank | TokenFeatureBank) -> None:
         self.bank = bank
 
     def __len__(self) -> int:
@@ -41,7 +42,7 @@ class TorchVectors(Dataset[torch.Tensor]):
         return torch.from_numpy(self.bank.take([row % len(self)])[0])
 
     def __getitems__(self, rows: list[int]) -> list[torch.Tensor]:
-        return list(torch.from_numpy(self.bank.take(rows)))
+        return [torch.from_numpy(vectors) for vectors in self.bank.take(rows)]
 
 
 class TorchTargets(Dataset[TensorRow]):

@@ -50,6 +50,7 @@ BATCH_ROWS = 1000
 PIECE_BYTES = 1 << 24  # of texts that are strings of Python at the same time, about
 ROWS_WORTH_A_PROCESS = 2000
 SAMPLES, SAMPLED_TEXTS = 20, 50  # an estimate looks at so many places of the texts, and so many texts at each
+COUNTED_CHARS = 1 << 18  # of a text whose tokens are counted for a message: a longer one would take hundreds of megabytes
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 CARRIED = ("sources", "fields", "kinds", "text_count")
 COUNTS = ("truncated", "empty", "tokens")  # of a shard, and of the bank
@@ -336,10 +337,12 @@ class ShardTokenizer:
     def _too_long(self, row: int) -> InputError:
         config, batches = self.job.config, self.job.batches
         text = self.job.source.slice(row, row + 1, ["text"]).column("text")[0].as_py()
-        backend = _read_backend(batches.tokenizer_file, batches.split_special_tokens, truncation=False)
-        length = len(backend.encode(config.prompt + text, add_special_tokens=config.special_tokens).ids)
+        said = f"of {len(text):,} characters has more tokens than"
+        if len(text) <= COUNTED_CHARS:
+            backend = _read_backend(batches.tokenizer_file, batches.split_special_tokens, truncation=False)
+            said = f"has {len(backend.encode(config.prompt + text, add_special_tokens=config.special_tokens).ids)} tokens, more than"
         return InputError(
-            f"{self.job.source.folder}: row {row} has {length} tokens, more than --max-tokens {config.max_tokens}: "
+            f"{self.job.source.folder}: row {row} {said} --max-tokens {config.max_tokens}: "
             f"{text[:80]!r}. Raise --max-tokens, shorten the text, or give --on-long truncate."
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from arrowbank.bank.kinds.features_bank import NORM_TOLERANCE, Encoding, KeyedBa
 from arrowbank.bank.kinds.texts_bank import check_keys, check_unique, value_counts
 from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Width
 from arrowbank.settings import checked
+
+if TYPE_CHECKING:
+    from arrowbank.bank.torch_rows import TorchVectors
 
 SNIPPET = (
     f'from arrowbank import open_bank\n\nbank = open_bank("{FOLDER}")\n'
@@ -64,14 +67,20 @@ class TokenFeatureBank(KeyedBank):
         """D, the width of a vector."""
         return self.manifest.hidden_size
 
+    def to_torch(self) -> TorchVectors:
+        """The vectors as a `torch.utils.data.Dataset`: each row [T, D] float16."""
+        from arrowbank.bank.torch_rows import TorchVectors
+
+        return TorchVectors(self)
+
     def take(self, rows: npt.ArrayLike) -> list[Vectors]:
-        """The vectors of each of `rows` in the order given, each [T, D] float16, memory-mapped. InputError for what is no row."""
+        """The vectors of each of `rows` in the order given, each [T, D] float16, a new array. InputError for what is no row."""
         found: list[Vectors] = []
         for row in self.checked_rows(rows).ravel().tolist():
             shard = int(np.searchsorted(self.starts, row, side="right")) - 1
             values, offsets = nested_lists(self.parts("features")[shard])
             at = row - int(self.starts[shard])
-            found.append(values[offsets[at] : offsets[at + 1]])
+            found.append(values[offsets[at] : offsets[at + 1]].copy())
         return found
 
     @checked
