@@ -197,6 +197,25 @@ def refuse_unread(mode: str, options: Any = None, names: Iterable[str] = (), **l
         raise InputError(f"{shown}: has no effect with {mode}: leave {flag} out.")
 
 
+def require_one(options: Any, names: tuple[str, str], *, needed: bool = True) -> None:
+    """InputError unless exactly one of two fields of `options` was given (at most one, where none is `needed`)."""
+    found = [name for name in names if name in given(options, names)]
+    if len(found) > 1 or (needed and not found):
+        hints = hints_of(type(options))
+        flags = [_flag_inside(name, hints[name]) for name in names]
+        how, found_word = "exactly" if needed else "at most", "both were" if found else "neither was"
+        raise InputError(f"Pass {how} one of {' and '.join(flags)} ({found_word} given).")
+
+
+def _flag_inside(name: str, hint: Any) -> str:
+    """The option of a field; of one that is a config, the option that this config cannot be without."""
+    kind = settings_in(hint)
+    if kind is None:
+        return flag_of(name, hint)
+    lead = next(one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)  # type: ignore[arg-type]
+    return _flag_inside(lead, hints_of(kind)[lead])
+
+
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 

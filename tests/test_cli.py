@@ -185,7 +185,7 @@ def test_a_failed_check_is_exit_code_1(built: Path, tmp_path: Path) -> None:
     ("argv", "words"),
     [
         ("encode {tokens} --modell m --out o", "No such option: --modell"),
-        ("encode {tokens} --out o", "Give either a model or an encoder"),
+        ("encode {tokens} --out o", "Pass exactly one of --model and --encoder (neither was given)"),
         ("encode {tokens} --model nowhere/at/all --out o", "nowhere/at/all"),
         ("encode {texts} --encoder tests.banks:TableEncoder --out o", "a bank of texts, expected tokens"),
         ("encode {tokens} --encoder tests.banks:TableEncoder --out o --rows 5", "expected A:B"),

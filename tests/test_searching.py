@@ -170,7 +170,7 @@ def test_a_model_is_no_encoder_and_an_encoder_no_model(bank: Path, own_bank: Pat
         Searcher(own_bank, SearchConfig(model=str(tiny_bert), tokenizer=open_bank(own_bank).manifest["tokenizer"]))
     with pytest.raises(ContractError, match="made with the model"):
         Searcher(bank, SearchConfig(encoder="tests.banks:TableEncoder"))
-    with pytest.raises(InputError, match="not both"):
+    with pytest.raises(InputError, match=r"Pass at most one of --model and --encoder \(both were given\)"):
         SearchConfig(model="a", encoder="b:c")
 
 

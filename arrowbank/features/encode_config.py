@@ -17,7 +17,7 @@ from arrowbank.bank.checks import reason
 from arrowbank.engine.plan import SHARD_ROWS, BatchRules
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.model_config import ModelConfig
-from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Place, Settings, refuse_unread
+from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Place, Settings, refuse_unread, require_one
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
 # It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
@@ -71,8 +71,7 @@ class EncodeConfig(Settings):
     ) = None
 
     def check(self) -> None:
-        if (self.model is None) == (self.encoder is None):
-            raise InputError("Give either a model or an encoder (package.module:factory), not both and not neither.")
+        require_one(self, ("model", "encoder"))
         if self.onto is not None and (self.limit is not None or self.trial is not None):
             raise InputError("--onto is for a bank that grows by all unseen texts: leave out --limit and --trial.")
         if self.per_token:

@@ -27,7 +27,7 @@ from arrowbank.features.tokenize import TokenizeConfig, token_rows
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
 from arrowbank.models.describe import NF4
 from arrowbank.models.model_config import Device, GpuMemory, TrustRemoteCode
-from arrowbank.settings import Count, Flag, Help, Place, Settings, checked, refuse_unread
+from arrowbank.settings import Count, Flag, Help, Place, Settings, checked, refuse_unread, require_one
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -65,8 +65,7 @@ class SearchConfig(Settings):
     trust_remote_code: TrustRemoteCode = False
 
     def check(self) -> None:
-        if self.model is not None and self.encoder is not None:
-            raise InputError("Give either a model or an encoder (package.module:factory), not both.")
+        require_one(self, ("model", "encoder"), needed=False)
 
 
 @dataclass(frozen=True)

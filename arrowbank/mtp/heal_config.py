@@ -21,6 +21,7 @@ from arrowbank.settings import (
     Share,
     given,
     refuse_unread,
+    require_one,
 )
 
 METHOD = 1  # raise it when the same data and options would train to other weights
@@ -107,8 +108,7 @@ class HealConfig(Settings):
             raise InputError(f"--stride {self.stride} is shorter than --chain {self.chain}: give at least {self.chain}, or 0.")
         if not self.epochs:
             refuse_unread("--epochs 0", self, [*TRAINING, "train_projection"])
-        if self.init and self.draft_from:
-            raise InputError("--init and --draft-from both say where the draft begins: give one of them.")
+        require_one(self, ("init", "draft_from"), needed=False)
 
     @property
     def training(self) -> TrainingRules:
