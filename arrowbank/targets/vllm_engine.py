@@ -36,7 +36,7 @@ LAST_LINES, LINE_CHARACTERS = 8, 300  # of a child's output, in an error
 OURS = (  # what `capture` decides itself
     *("model", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "runner", "convert", "dtype", "seed", "max_model_len"),
     *("trust_remote_code", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_prefix_caching"),
-    *("speculative_config", "kv_transfer_config"),
+    *("speculative_config", "kv_transfer_config", "hf_token"),  # the manifest has all others
 )
 # arguments that say where and how fast, not what: another value resumes the same bank
 EXECUTION_ONLY = ("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offload_gb", "disable_log_stats", "load_format")

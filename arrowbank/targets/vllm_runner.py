@@ -6,7 +6,7 @@ first shard (see `engine_probe`).
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from arrowbank.bank import BankWriter
 from arrowbank.bank.files import publish_json
+from arrowbank.bank.manifest import canonical_json
 from arrowbank.errors import InputError
 from arrowbank.progress import Progress
 from arrowbank.targets.target_rows import PreparedRows
@@ -80,7 +81,9 @@ class VllmJob:
         else:
             source = VllmServer(self.engine, self.states, self.max_model_len)
         states = VllmStates(self.engine, source, reference)
-        publish_json(self.folder / f"probe-result-{os.getpid()}-{number}.json", states.probe())
+        result = states.probe()
+        name = hashlib.sha256(canonical_json(result)).hexdigest()[:16]  # workers of several machines share the folder
+        publish_json(self.folder / f"probe-result-{name}.json", result)
         return states
 
 
