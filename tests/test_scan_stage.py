@@ -328,6 +328,22 @@ def test_an_estimate_of_large_sources_reads_a_part_of_each(tmp_path: Path) -> No
     assert abs(found.shard_bytes - size) < 0.05 * size
 
 
+@pytest.mark.slow
+def test_an_estimate_of_many_files_opens_some_of_them(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(300):
+        (tmp_path / "many" / f"{number:03}.txt").write_text("\n".join(f"{number} {row} {'x' * 90}" for row in range(1500)))
+    config = ScanConfig(sources=(("many", tmp_path / "many"),))
+    found, manifest = estimate_scan(config, tmp_path / "out"), scan(config, tmp_path / "out")
+    assert found.counts["sampled_bytes"] < found.counts["input_bytes"] / 3
+    assert abs(found.rows - manifest["rows"]) < 0.02 * manifest["rows"]
+    unread = tmp_path / "many" / "001.txt"
+    unread.write_bytes(b"\xff" * 1000)
+    assert estimate_scan(config, tmp_path / "out").rows > 0, "it is the scan that refuses it"
+    with pytest.raises(InputError, match=r"001\.txt"):
+        scan(config, tmp_path / "again")
+
+
 def test_a_budget_that_is_too_small_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

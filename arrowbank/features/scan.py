@@ -64,7 +64,7 @@ METHOD = 1  # raise it when the same recipe would give other rows
 SMALL_BYTES = 1 << 25  # less than this is done before a process is up
 MOST_WORKERS = 2  # they make about as many texts as this process can merge; each takes some 20 MB
 EXPANSION = 6  # of compressed text, roughly
-SAMPLED_BYTES = 1 << 25  # of the sources, for an estimate
+SAMPLED_BYTES, SAMPLED_FILES = 1 << 25, 64  # of the sources, for an estimate; a block of each file at the least
 ROW_BYTES = 40  # of a row beside its text and names: offsets of four columns, and the key
 ONE_PROCESS = "scan, whose table of keys is in one process: whether a text is new depends on all texts before it"
 
@@ -186,7 +186,7 @@ def scan(
 def estimate_scan(
     config: ScanConfig, out: str | Path, *, options: RunOptions | None = None, progress: Progress = SILENT
 ) -> Estimate:
-    """What `scan` with the same arguments writes, from the first lines or rows of every file. Nothing is written.
+    """What `scan` with the same arguments writes, from the first lines or rows of its files: all of them up to 32 MiB. Nothing is written.
 
     A text that repeats one which the sample does not have counts as new: a source of many repeats takes less. `counts` are the bytes of
     the sources, those of the sample, and those of all texts. Raises what `scan` raises for sources.
@@ -205,27 +205,28 @@ def _estimate(
     for batch in old.shards() if old else ():
         keys.add(fixed_bytes(batch.column("sha1"), SHA1_BYTES).view(np.uint32))
     kind_bytes = np.array([len(kind.encode()) for kind in rules.kinds])
-    sizes = {file.path: size_of(file.path) for source in sources for file in source.files}
-    total = sum(sizes[file.path] for source in sources for file in source.files)
+    files = [(source.name, file, size_of(file.path)) for source in sources for file in source.files]
+    total = sum(size for _, _, size in files)
+    looked_at = files if total <= SAMPLED_BYTES else files[:: math.ceil(len(files) / SAMPLED_FILES)]
+    wanted = SAMPLED_BYTES / max(1, sum(size for _, _, size in looked_at))  # of each file
     rows = text_bytes = other_bytes = sampled = 0
-    for source in sources:
-        for file in source.files:
-            share, taken, lines = SAMPLED_BYTES * sizes[file.path] / max(total, 1), 0, 0
-            for block, size in _file_blocks(file, None, rules):
-                extract = block if isinstance(block, Extract) else extractor.block(block)
-                if extract.error:
-                    raise file.complaint(extract.error, lines)
-                fresh = keys.add(np.frombuffer(extract.digests, np.uint32).reshape(-1, WORDS))
-                rows += (new := int(fresh.sum()))
-                text_bytes += int(np.frombuffer(extract.lengths, np.uint32)[fresh].sum(dtype=np.int64))
-                other_bytes += int(kind_bytes[np.frombuffer(extract.kinds, np.uint8)[fresh]].sum())
-                other_bytes += new * (ROW_BYTES + len(source.name.encode()))
-                taken, lines = taken + size, lines + extract.lines
-                if taken >= share:
-                    break
-            else:
-                taken = sizes[file.path]
-            sampled += min(taken, sizes[file.path])
+    for name, file, size in looked_at:
+        taken = lines = 0
+        for block, block_bytes in _file_blocks(file, None, rules):
+            extract = block if isinstance(block, Extract) else extractor.block(block)
+            if extract.error:
+                raise file.complaint(extract.error, lines)
+            fresh = keys.add(np.frombuffer(extract.digests, np.uint32).reshape(-1, WORDS))
+            rows += (new := int(fresh.sum()))
+            text_bytes += int(np.frombuffer(extract.lengths, np.uint32)[fresh].sum(dtype=np.int64))
+            other_bytes += int(kind_bytes[np.frombuffer(extract.kinds, np.uint8)[fresh]].sum())
+            other_bytes += new * (ROW_BYTES + len(name.encode()))
+            taken, lines = taken + block_bytes, lines + extract.lines
+            if taken >= wanted * size:
+                break
+        else:
+            taken = size
+        sampled += min(taken, size)
     scale = total / sampled if sampled else 1.0
     return Estimate(
         rows=round(rows * scale),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowbank.bank.manifest import joint_sha256
 from arrowbank.errors import InputError
-from arrowbank.inputs.bad_lines import SKIP_HINT, BadLine, parse_line
+from arrowbank.inputs.bad_lines import BadLine, parse_line
 from arrowbank.inputs.formats import Reading
 from arrowbank.inputs.lines import MAX_LINE_BYTES, Span
 from arrowbank.inputs.sources import Print, Source, SourceFile, find_source, fingerprint, read_blocks
@@ -40,7 +40,6 @@ class Records:
 
     fields          what is read of tables
     skip_bad_lines  lines that are no JSON object in UTF-8 (or no row of a CSV file) are counted in `bad_lines`, not an error
-                    (None: an error, and there is no option to skip them)
     max_line_bytes  a longer line is an error
     name            of the source, ahead of the numbers of its records (None: the file's)
 
@@ -49,7 +48,7 @@ class Records:
 
     path: str | Path
     fields: Sequence[str]
-    skip_bad_lines: bool | None = False
+    skip_bad_lines: bool = False
     max_line_bytes: int = MAX_LINE_BYTES
     name: str | None = None
     bad_lines: int = field(default=0, init=False)
@@ -122,8 +121,6 @@ class Records:
             raise file.complaint(bad, before) from None
 
     def _count(self, file: SourceFile, bad: BadLine, before: int) -> None:
-        if self.skip_bad_lines is None and bad.remedy == SKIP_HINT:
-            bad.remedy = "Fix the line."
         if not (bad.skippable and self.skip_bad_lines):
             raise file.complaint(bad, before) from None
         self.bad_lines += 1
