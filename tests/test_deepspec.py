@@ -91,7 +91,10 @@ def test_a_cache_becomes_a_bank_again(cache: Path, tmp_path: Path) -> None:
 def test_what_the_user_says_of_a_cache_must_agree(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"target_layer_ids is \(1, 11, 21\), expected \(2, 12, 22\)"):
         import_targets(ImportConfig(target_layer_ids=(2, 12, 22)), cache, tmp_path / "bank")
-    import_targets(ImportConfig(target_model="other/name", limit=2), cache, tmp_path / "bank")
+    for said in ({"target_model": "other/name"}, {"last_hidden_norm": "pre"}):
+        with pytest.raises(InputError, match=rf"expected '{next(iter(said.values()))}'.*or give --relabel"):
+            import_targets(ImportConfig(**said), cache, tmp_path / "bank")
+    import_targets(ImportConfig(target_model="other/name", relabel=True, limit=2), cache, tmp_path / "bank")
     bank = open_bank(tmp_path / "bank")
     assert len(bank) == 2
     assert bank.manifest["target_model_name_or_path"] == "other/name"

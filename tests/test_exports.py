@@ -499,7 +499,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         r"hs_1.*token_ids are not the input_ids of row 1",
     ),
     "another width": (lambda folder: rewrite(folder, hidden_states=torch.zeros(1, 4, 9).bfloat16()), r"shape \(1, 4, 9\)"),
-    "another type": (lambda folder: rewrite(folder, hidden_states=torch.zeros(1, 4, 8)), r"is F32"),
+    "another type": (lambda folder: rewrite(folder, hidden_states=torch.zeros(1, 4, 8).int()), r"is I32"),
     "no state": (lambda folder: (folder / "state.json").unlink(), r"state\.json"),
     "no data": (lambda folder: next(folder.glob("data-*.arrow")).unlink(), r"not a whole dataset"),
     "another note": (lambda folder: (folder / "arrowbank-export.json").write_text("{}x"), r"arrowbank-export\.json"),

@@ -105,9 +105,8 @@ HEAL = "heal --trunk trunk --model model --out out --epochs 0"
 ENCODER = f"--encoder {TABLE}"
 TRUNK = "trunk build --model model --window 20 --topk 4 --out out"
 REFUSED: list[tuple[str, str, str]] = [  # a command line, the option, and words for the mode that never reads it
-    *((SPECULATORS, option, "a speculators folder") for option in ("--last-hidden-norm post", "--last-hidden-norm pre")),
     *((SPECULATORS, f"--loss-mask {rule}", "a speculators folder") for rule in ("auto", "all_ones", "from_dump")),
-    *((SPECULATORS, option, "a speculators folder") for option in ("--on-bad-sample error", "--on-bad-sample quarantine")),
+    *((SPECULATORS, option, "a speculators folder") for option in ("--masks train.jsonl", "--engine-layers 1,2")),
     (SPECULATORS, "--allow-outside", "a speculators folder"),
     (f"{SPECULATORS} --dry-run", "--loss-mask all_ones", "a speculators folder"),
     *((CACHE, option, "a DeepSpec cache") for option in ("--loss-mask auto", "--on-bad-sample quarantine", "--allow-outside")),
@@ -227,11 +226,11 @@ def test_options_that_are_read_or_shared_or_found_nothing_to_do_are_accepted(
 
 TRUNK_CONFIG: dict[str, Any] = {"window": 20, "topk": 4, "hold_all": True}
 PYTHON: dict[str, Callable[[Path, Path], object]] = {
-    "--last-hidden-norm (last_hidden_norm)": lambda place, out: import_targets(
-        ImportConfig(target_model="m", last_hidden_norm="post"), place / "speculators", out
+    "--allow-outside (allow_outside)": lambda place, out: import_targets(
+        ImportConfig(target_model="m", allow_outside=True), place / "speculators", out
     ),
     "--on-bad-sample (on_bad_sample)": lambda place, out: import_targets(
-        ImportConfig(target_model="m", on_bad_sample="error"), place / "speculators", out
+        ImportConfig(on_bad_sample="error"), place / "cache", out
     ),
     "--loss-mask (loss_mask)": lambda place, out: import_targets(ImportConfig(loss_mask="auto"), place / "cache", out),
     "--lr": lambda place, out: HealConfig(model=MODEL, epochs=0, lr=2e-5),

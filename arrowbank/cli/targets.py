@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def import_(
-    source: Annotated[str, typer.Argument(metavar="DUMP", help="An engine's dump, or a DeepSpec or speculators folder.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="DUMP", help="A dump, or files of vLLM, SpecForge, Model-Optimizer, speculators or DeepSpec."),
+    ],
     out: Out,
     config: ImportConfig,
     options: RunOptions,

@@ -6,6 +6,8 @@
     specforge.py     SpecForge's offline folders: eagle3, dflash, dspark
     speculators.py   the folder of speculators
     modelopt.py      Model-Optimizer's offline folder
+    vllm_states.py   the folder of vLLM's hidden-state connector
+    sample_files.py  what readers of folders with a file a sample share
     tokens.py        token shards of loaders              plain_files.py   banks as Parquet and mirrors
     export.py        how trainers number layers, and what exports of hidden states share
     export_folder.py writing a folder that is whole or not there, and resumes after a crash

@@ -50,6 +50,7 @@ class DumpRules:
     limit: int | None = None
     allow_outside: bool = False
     quarantine: bool = False
+    index: str = INDEX
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Quarantined:
     reason: str
 
 
-class _BadSample(Exception):
+class BadSample(Exception):
     """Why a sample is no good: tensor, found, expected."""
 
 
@@ -94,7 +95,7 @@ class Dump:
         """The sample; InputError when its file is no longer what it was."""
         try:
             return _Sample(SafetensorsFile(self.files[row]), self.facts.loss_mask).sample(self.facts)
-        except _BadSample as error:
+        except BadSample as error:
             raise InputError(f"{self.files[row]}: {error}. It was good before: leave a dump alone while it is read.") from None
 
 
@@ -132,7 +133,8 @@ def _lines(index: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except OSError as error:
         raise InputError(
-            f"{index}: cannot be read ({error.strerror}). A dump is a folder with {INDEX} and one .safetensors a sample."
+            f"{index}: cannot be read ({error.strerror}). A dump is a folder with {INDEX} (another name: "
+            "--index-name) and one .safetensors a sample."
         ) from None
 
 
@@ -148,13 +150,13 @@ class _Survey:
         self.files: list[Path] = []
         self._lengths: list[int] = []
         self._quarantined: list[Quarantined] = []
-        self._unread: dict[str, dict[str, None]] = {"tensors": {}, f"fields of {INDEX}": {}}
+        self._unread: dict[str, dict[str, None]] = {"tensors": {}, f"fields of {rules.index}": {}}
         self._whole = True
 
     def look(self, progress: Progress) -> None:
         """Take up the samples of the index, as many as are asked for. Raises _NoMask under the rule "auto"."""
         with progress.phase("look", None, unit="samples") as phase:
-            for number, line in _lines(self._folder / INDEX):
+            for number, line in _lines(self._folder / self._rules.index):
                 if self._rules.limit is not None and len(self.files) >= self._rules.limit:
                     self._whole = False
                     break
@@ -164,7 +166,9 @@ class _Survey:
     def tell_unread(self, progress: Progress) -> None:
         """Name what the dump holds and nobody reads."""
         paths = sorted(self._folder.rglob("*")) if self._whole else []
-        files = [path for path in paths if path.is_file() and path.name != INDEX and path.resolve() not in self._seen]
+        files = [
+            path for path in paths if path.is_file() and path.name != self._rules.index and path.resolve() not in self._seen
+        ]
         names = [path.relative_to(self._folder).as_posix() for path in files]
         tell_unread(progress, self._folder, **self._unread, files=names)
 
@@ -176,7 +180,7 @@ class _Survey:
             self._look(path)
         except _NoMask:
             raise _NoMask(f"{name} in line {number}") from None
-        except (_BadSample, InputError) as error:
+        except (BadSample, InputError) as error:
             self._refuse(number, name, str(error))
 
     def finish(self) -> Dump:
@@ -197,13 +201,13 @@ class _Survey:
             path = (self._folder / name).resolve()
             is_file = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file system has
-            raise _BadSample(f"not the name of a file ({error})") from None
+            raise BadSample(f"not the name of a file ({error})") from None
         if not self._rules.allow_outside and not is_inside(self._root, path):
-            raise _BadSample(f"lies outside the dump, at {path}; give --allow-outside if that is meant")
+            raise BadSample(f"lies outside the dump, at {path}; give --allow-outside if that is meant")
         if path in self._seen:
-            raise _BadSample(f"is the sample of line {self._seen[path]} already; expected one line a sample")
+            raise BadSample(f"is the sample of line {self._seen[path]} already; expected one line a sample")
         if not is_file:
-            raise _BadSample("the file is missing")
+            raise BadSample("the file is missing")
         self._seen[path] = number
         return path
 
@@ -226,8 +230,7 @@ class _Survey:
         """What the first sample says of width and layers, held against what was asked for."""
         rules, tokens = self._rules, first.tokens
         hidden_size = rules.hidden_size or _elements(first.last) // tokens
-        shape = first.taps.shape
-        layers = shape[1] if len(shape) == 3 else (shape[1] // hidden_size if len(shape) == 2 and hidden_size else 0)
+        layers = _elements(first.taps) // (tokens * hidden_size) if hidden_size else 0
         if rules.target_layer_ids is not None:
             layers = len(rules.target_layer_ids)
         return TargetFacts(
@@ -245,21 +248,21 @@ class _Survey:
         try:
             entry = parsed_json(line, max_bytes=MAX_LINE, strict=False)
         except ValueError as error:
-            raise _BadSample(f"not JSON ({error})") from None
+            raise BadSample(f"not JSON ({error})") from None
         key = next((key for key in FILE_NAMES if key in entry), None) if isinstance(entry, dict) else None
         name = entry[key] if key is not None else None
         if not isinstance(name, str) or not name:
-            raise _BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
+            raise BadSample(f"names no file; expected a JSON object with one of {', '.join(FILE_NAMES)}")
         if not name.isprintable():
-            raise _BadSample(f"not the name of a file ({name!r} has characters that cannot be printed)")
-        self._unread[f"fields of {INDEX}"] |= dict.fromkeys(str(other) for other in entry if other != key)
+            raise BadSample(f"not the name of a file ({name!r} has characters that cannot be printed)")
+        self._unread[f"fields of {self._rules.index}"] |= dict.fromkeys(str(other) for other in entry if other != key)
         return name
 
     def _refuse(self, number: int, name: str, reason: str) -> None:
         if not self._rules.quarantine:
             where = f": {name}" if name else ""
             raise InputError(
-                f"{self._folder / INDEX} line {number}{where}: {reason}. Mend or remove it, or give --on-bad-sample quarantine "
+                f"{self._folder / self._rules.index} line {number}{where}: {reason}. Mend or remove it, or give --on-bad-sample quarantine "
                 "to leave such samples out."
             )
         self._quarantined.append(Quarantined(number, name, reason))
@@ -290,13 +293,14 @@ class _Sample:
         found = self._first(names)
         if found is None:
             there = ", ".join(self.file.tensors) or "none"
-            raise _BadSample(f"no tensor {' or '.join(names)}; the file has: {there}")
+            raise BadSample(f"no tensor {' or '.join(names)}; the file has: {there}")
         return found
 
     def check(self, facts: TargetFacts) -> None:
-        """Raise _BadSample for hidden states of a shape or type that does not fit."""
+        """Raise BadSample for hidden states of a shape or type that does not fit."""
         S, L, H = self.tokens, facts.layers, facts.hidden_size
-        if self.taps.shape not in ((S, L, H), (S, L * H)) or not L * H:
+        shapes = ((S, L, H), (S, L * H), (1, S, L, H), (1, S, L * H), (S * L * H,))
+        if self.taps.shape not in shapes or not L * H:
             _expected(self.taps, f"({S}, {L}, {H}) or ({S}, {L * H}): tokens, layers, hidden size")
         if _elements(self.last) != S * H:
             _expected(self.last, f"({S}, {H}): tokens, hidden size")
@@ -311,8 +315,8 @@ class _Sample:
             self.file.path.name,
             self.input_ids(),
             self.loss_mask(),
-            self._bits(self.taps).reshape(self.tokens, -1),
-            self._bits(self.last).reshape(self.tokens, -1),
+            hidden_bits(self.file, self.taps).reshape(self.tokens, -1),
+            hidden_bits(self.file, self.last).reshape(self.tokens, -1),
         )
 
     def input_ids(self) -> npt.NDArray[np.int32]:
@@ -321,41 +325,48 @@ class _Sample:
         ids = self.file.array(self.ids)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high > np.iinfo(np.int32).max:
-            raise _BadSample(f"tensor {self.ids.name} has token id {low if low < 0 else high}; expected 0 or more, in 32 bits")
+            raise BadSample(f"tensor {self.ids.name} has token id {low if low < 0 else high}; expected 0 or more, in 32 bits")
         return ids.astype(np.int32)
 
     def loss_mask(self) -> npt.NDArray[np.uint8]:
         if self.mask is None and self._rule == "auto":
             raise _NoMask
         if self.mask is None:
-            mask = np.ones(self.tokens, np.uint8)
-            if self._rule == "ones_except_first":
-                mask[0] = 0
-            return mask
+            return made_mask(self.tokens, self._rule)
         if _elements(self.mask) != self.tokens or self.mask.dtype not in MASKS:
             _expected(self.mask, f"({self.tokens},), one for each token, of {', '.join(MASKS)}")
         values = self.file.array(self.mask)
         if not np.isin(values, (0, 1)).all():
-            raise _BadSample(f"tensor {self.mask.name} has values other than 0 and 1; expected a mask")
+            raise BadSample(f"tensor {self.mask.name} has values other than 0 and 1; expected a mask")
         return values.astype(np.uint8)
 
-    def _bits(self, tensor: Tensor) -> Bits:
-        values = self.file.array(tensor)
-        eighths = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
-        bits: Bits
-        if tensor.dtype == "BF16":
-            bits = values
-        elif tensor.dtype in eighths:
-            bits = eighths[tensor.dtype][values]
-        else:
-            bits = bfloat16_bits(values)
-        return bits
+
+def hidden_bits(file: SafetensorsFile, tensor: Tensor) -> Bits:
+    """A tensor of floats of any width as bfloat16 bits: over the map where they are bfloat16 already."""
+    values = file.array(tensor)
+    eighths = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
+    bits: Bits
+    if tensor.dtype == "BF16":
+        bits = values
+    elif tensor.dtype in eighths:
+        bits = eighths[tensor.dtype][values]
+    else:
+        bits = bfloat16_bits(values)
+    return bits
+
+
+def made_mask(tokens: int, rule: str) -> npt.NDArray[np.uint8]:
+    """The loss mask of a sample without one of its own."""
+    mask = np.ones(tokens, np.uint8)
+    if rule != "all_ones":
+        mask[0] = 0  # it has no left context, so nothing predicts it
+    return mask
 
 
 def _check_ids(ids: npt.NDArray[np.int32], vocab_size: int | None) -> None:
     if vocab_size is not None and int(ids.max()) >= vocab_size:
         at = int(ids.argmax())
-        raise _BadSample(f"token id {ids[at]} at position {at}; expected less than --vocab-size {vocab_size}")
+        raise BadSample(f"token id {ids[at]} at position {at}; expected less than --vocab-size {vocab_size}")
 
 
 def _elements(tensor: Tensor) -> int:
@@ -366,7 +377,7 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _expected(tensor: Tensor, expected: str) -> NoReturn:
-    raise _BadSample(f"tensor {tensor.name} is {tensor.dtype} of shape {tensor.shape}; expected {expected}")
+    raise BadSample(f"tensor {tensor.name} is {tensor.dtype} of shape {tensor.shape}; expected {expected}")
 
 
 def quarantine_lines(quarantined: list[Quarantined]) -> bytes:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from arrowbank.bank.files import HashedFile
+from arrowbank.bank.floats import Bits
 from arrowbank.bank.kinds.targets_bank import TargetRows, TargetSample
+from arrowbank.errors import CorruptBank
+from arrowbank.formats.dump import BadSample
 from arrowbank.formats.export import (
     ExportFormat,
     as_they_are,
@@ -24,6 +27,7 @@ from arrowbank.formats.export import (
     write_samples,
 )
 from arrowbank.formats.export_folder import ExportFolder
+from arrowbank.formats.sample_files import FoundSample, TorchSample
 from arrowbank.progress import Phase
 
 MAX_ID = 200  # characters, of the 255 bytes that a file's name may have
@@ -65,3 +69,44 @@ def _write(rows: TargetRows, folder: ExportFolder, *, source: str, phase: Phase)
 
 
 FORMATS = {"modelopt": ExportFormat(_write, ("*.pt",), as_they_are)}
+
+
+def looks_like(folder: Path) -> bool:
+    """Whether `folder` holds Model-Optimizer's files of conversations, by the first one."""
+    path = next(iter(sample_paths(folder)), None)
+    if path is None or (folder / "config.json").is_file():
+        return False
+    try:
+        values = TorchSample(path).values
+    except (BadSample, CorruptBank):
+        return False
+    return "hidden_states" in values and "aux_hidden_states" in values
+
+
+def sample_paths(folder: Path) -> list[Path]:
+    """The files of conversations, by name."""
+    return sorted(folder.glob("*.pt"))
+
+
+def open_sample(path: Path) -> FoundSample:
+    """A conversation's file. Without `hidden_states_prenorm` the last hidden states are after the norm. Raises BadSample."""
+    sample = TorchSample(path)
+    width, all_taps = sample.width("hidden_states"), sample.width("aux_hidden_states")
+    if all_taps % width:
+        raise BadSample(f"aux_hidden_states have {all_taps} numbers a token, hidden_states {width}; expected a multiple")
+
+    def hidden() -> tuple[Bits, Bits]:
+        taps, last = sample.bits("aux_hidden_states", "hidden_states")
+        return taps, last
+
+    given = sample.values.get("conversation_id")
+    return FoundSample(
+        name=str(given) if isinstance(given, str | int) and str(given).isprintable() else path.stem,
+        input_ids=sample.input_ids,
+        loss_mask=sample.loss_mask,
+        layers=all_taps // width,
+        hidden_size=width,
+        norm="pre" if sample.values.get("hidden_states_prenorm") is True else "post",
+        identity=sample.identity,
+        hidden=hidden,
+    )

@@ -9,13 +9,17 @@ Hidden states are bfloat16. Every tensor has its own memory: `torch.save` would 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from arrowbank.bank.files import HashedFile
+from arrowbank.bank.floats import Bits
 from arrowbank.bank.kinds.targets_bank import TargetRows, TargetSample
 from arrowbank.errors import InputError
+from arrowbank.formats.dump import BadSample
 from arrowbank.formats.export import (
     ExportFormat,
     as_they_are,
@@ -27,6 +31,7 @@ from arrowbank.formats.export import (
     write_samples,
 )
 from arrowbank.formats.export_folder import ExportFolder
+from arrowbank.formats.sample_files import FoundSample, TorchSample
 from arrowbank.progress import Phase
 
 GROUP = 2000  # samples a folder
@@ -92,3 +97,50 @@ FORMATS = {
     **_format("specforge-dflash", _dflash, as_they_are),  # it holds no last hidden states: either norm will do
     **_format("specforge-dspark", _dspark, partial(with_norm, what="specforge-dspark", norms=("post",))),
 }
+
+
+LAST = "target_last_hidden_states"
+DFLASH_ONLY = (
+    "holds hidden_states and no last hidden states (SpecForge's dflash layout), which a target bank has. Capture again for eagle3 or "
+    "for dspark"
+)
+
+
+def looks_like(folder: Path) -> bool:
+    """Whether `folder` holds SpecForge's files of samples."""
+    return next(iter(sample_paths(folder)), None) is not None
+
+
+def sample_paths(folder: Path) -> list[Path]:
+    """The files of samples, as SpecForge finds them (any depth, gzip or not), by their numbers."""
+    found = [path for pattern in ("*.ckpt", "*.ckpt.gz") for path in folder.rglob(pattern)]
+    return sorted(found, key=lambda path: (path.parent, [int(part) for part in re.findall(r"\d+", path.name)], path.name))
+
+
+def open_sample(folder: Path, path: Path) -> FoundSample:
+    """A file of eagle3 or dspark. Their last hidden states are after the final norm. Raises BadSample."""
+    sample = TorchSample(path)
+    if "aux_hidden_state" in sample.values:
+        taps, last = "aux_hidden_state", "hidden_state"
+    elif LAST in sample.values or "hidden_states" not in sample.values:
+        taps, last = "hidden_states", LAST
+    else:
+        raise BadSample(DFLASH_ONLY)
+    width = sample.width(last)
+    if sample.width(taps) % width:
+        raise BadSample(f"{taps} have {sample.width(taps)} numbers a token, {last} {width}; expected a multiple")
+
+    def hidden() -> tuple[Bits, Bits]:
+        first, second = sample.bits(taps, last)
+        return first, second
+
+    return FoundSample(
+        name=path.relative_to(folder).as_posix(),
+        input_ids=sample.input_ids,
+        loss_mask=sample.loss_mask,
+        layers=sample.width(taps) // width,
+        hidden_size=width,
+        norm="post",
+        identity=sample.identity,
+        hidden=hidden,
+    )

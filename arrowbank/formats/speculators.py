@@ -29,6 +29,7 @@ from arrowbank.bank.kinds.targets_bank import RowsView, TargetFacts, TargetRows,
 from arrowbank.bank.manifest import INFO, STATE, dataset_info, dataset_state, json_in, parsed_json
 from arrowbank.bank.names import check_names, check_places, checked_place
 from arrowbank.errors import CorruptBank, InputError
+from arrowbank.formats.dump import FLOATS, Quarantined, hidden_bits
 from arrowbank.formats.dump import INDEX as DUMP_INDEX
 from arrowbank.formats.export import BLOCK_INPUT, ExportFormat, facts_said, ours, save_torch, theirs, write_samples
 from arrowbank.formats.export_folder import ExportFolder
@@ -163,25 +164,43 @@ def looks_like(folder: Path) -> bool:
 class SpeculatorsFolder:
     """A folder of speculators as target rows; hidden states are mapped when their row is read.
 
-    `target_layer_ids`, ours, where the files do not say them. Every file is looked at on opening, but for its hidden states.
+    `target_layer_ids`, ours, where the files do not say them. Every file is looked at on opening, but for its hidden states. With
+    `skip_missing`, rows without a file are left out and counted in `missing`: speculators makes files for as many rows as it is asked
+    for, and skips those that failed. With `quarantine` a row whose file is no good is left out and noted.
     Raises InputError (not such a folder), CorruptBank (torn, or its parts do not fit).
     """
 
-    def __init__(self, folder: str | Path, *, target_layer_ids: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        target_layer_ids: tuple[int, ...] | None = None,
+        skip_missing: bool = False,
+        quarantine: bool = False,
+    ) -> None:
         self.folder = Path(folder)
         dataset = _Dataset(self.folder)
         self._ids, self._masks, self._starts = dataset.tokens()
         self._columns = [name for name in dataset.columns if name not in COLUMNS]
-        self.lengths = np.diff(self._starts)
-        self.facts = self._facts(self._file(0), target_layer_ids)
+        self._all_lengths = np.diff(self._starts)
+        rows = range(len(self._all_lengths))
+        self._rows = [row for row in rows if not skip_missing or (self.folder / hidden_file(row)).is_file()]
+        self.missing, self.quarantined = len(rows) - len(self._rows), list[Quarantined]()
+        if not self._rows:
+            raise InputError(f"{self.folder}: none of its {len(rows):,} rows has a file in {HIDDEN}/. Make them first.")
+        self._quarantine, self._first = quarantine, self._rows[0]
+        if quarantine:
+            self._first = next((row for row in self._rows if self._is_readable(row)), self._first)
+        self.facts = self._facts(self._at(self._first), target_layer_ids)
         self.digest = self._survey()
+        self.lengths = self._all_lengths[self._rows]
 
     def tell_unread(self, progress: Progress) -> None:
         """Name what the folder holds and nobody reads."""
-        own = {SIDECAR, *(hidden_file(row) for row in range(len(self.lengths)))}
+        own = {SIDECAR, *(hidden_file(row) for row in range(len(self._all_lengths)))}
         found = [path.relative_to(self.folder).as_posix() for path in sorted(self.folder.rglob("*")) if path.is_file()]
         files = [name for name in found if name not in own and not any(fnmatch(name, pattern) for pattern in OWNS[1:])]
-        tensors = [name for name in self._file(0).tensors if name not in (HIDDEN, TOKENS)]
+        tensors = [name for name in self._at(self._first).tensors if name not in (HIDDEN, TOKENS)]
         tell_unread(progress, self.folder, columns=self._columns, tensors=tensors, files=files)
 
     @property
@@ -189,9 +208,10 @@ class SpeculatorsFolder:
         return str(self.folder)
 
     def read(self, row: int) -> TargetSample:
-        file, L, H = self._file(row), self.facts.layers, self.facts.hidden_size
-        hidden = file.array(self._hidden(file, row)).reshape(-1, L + 1, H)
-        ids, mask = self.tokens(row)
+        L, H, at = self.facts.layers, self.facts.hidden_size, self._rows[row]
+        file = self._at(at)
+        hidden = hidden_bits(file, self._hidden(file, at)).reshape(-1, L + 1, H)
+        ids, mask = self._tokens(at)
         return TargetSample(
             file.metadata.get(SAMPLE_KEY, file.path.name),
             ids,
@@ -202,43 +222,71 @@ class SpeculatorsFolder:
 
     def tokens(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """input_ids and loss_mask of a row, without its hidden states."""
+        return self._tokens(self._rows[row])
+
+    # below, rows are counted as the dataset counts them
+
+    def _tokens(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         part = slice(int(self._starts[row]), int(self._starts[row + 1]))
         return self._ids[part], self._masks[part]
 
-    def _file(self, row: int) -> SafetensorsFile:
+    def _is_readable(self, row: int) -> bool:
+        try:
+            return HIDDEN in self._at(row).tensors
+        except (InputError, CorruptBank):
+            return False
+
+    def _at(self, row: int) -> SafetensorsFile:
         path = checked_place(self.folder, hidden_file(row), self.folder, nested=True)
         if not path.is_file():
-            raise CorruptBank(f"{path}: missing; the dataset has {len(self.lengths)} rows. Make it, or copy the folder again.")
+            raise CorruptBank(
+                f"{path}: missing; the dataset has {len(self._all_lengths)} rows. Make it, or copy the folder again."
+            )
         return SafetensorsFile(path)
 
     def _hidden(self, file: SafetensorsFile, row: int) -> Tensor:
         """The entry of a row's hidden states; CorruptBank where they do not fit the dataset's row, or row 0."""
-        S, H = int(self.lengths[row]), self.facts.hidden_size
+        S, H = int(self._all_lengths[row]), self.facts.hidden_size
         hidden = _tensor(file, HIDDEN)
-        if hidden.dtype != "BF16" or hidden.shape != (S, self.facts.layers + 1, H):
+        if hidden.dtype not in FLOATS or hidden.shape != (S, self.facts.layers + 1, H):
             raise CorruptBank(
-                f"{file.path}: {HIDDEN} is {hidden.dtype} of shape {hidden.shape}; expected BF16 of {(S, self.facts.layers + 1, H)}: "
+                f"{file.path}: {HIDDEN} is {hidden.dtype} of shape {hidden.shape}; expected floats of {(S, self.facts.layers + 1, H)}: "
                 "tokens, layers and one, hidden size. Make it again."
             )
         return hidden
 
     def _survey(self) -> str:
         """Hold every file against its row; a digest over tokens, masks and headers."""
-        content, layers = hashlib.sha256(), self._file(0).metadata.get(LAYERS_KEY)
-        for row in range(len(self.lengths)):
-            file, (ids, mask) = self._file(row), self.tokens(row)
-            self._hidden(file, row)
-            there = _tensor(file, TOKENS)
-            if not there.dtype.startswith(("I", "U")) or not np.array_equal(file.array(there), ids):
-                raise CorruptBank(
-                    f"{file.path}: its {TOKENS} are not the input_ids of row {row} of the dataset: hidden states of other tokens. "
-                    "Make the folder again; rows and files must be of one run."
-                )
-            if file.metadata.get(LAYERS_KEY) != layers:
-                raise CorruptBank(f"{file.path}: of layers {file.metadata.get(LAYERS_KEY)}, the first file is of {layers}.")
-            for part in (file.header, ids.tobytes(), mask.tobytes()):
+        content, good = hashlib.sha256(), list[int]()
+        for row in self._rows:
+            try:
+                parts = self._looked_at(row)
+            except (InputError, CorruptBank) as error:
+                if not self._quarantine:
+                    raise
+                self.quarantined.append(Quarantined(row, hidden_file(row), str(error)))
+                continue
+            good.append(row)
+            for part in parts:
                 content.update(part)
+        if not good:
+            raise InputError(f"{self.folder}: no row is good, of {len(self._rows):,}. Make the folder again.")
+        self._rows = good
         return content.hexdigest()
+
+    def _looked_at(self, row: int) -> tuple[bytes, bytes, bytes]:
+        """Header, tokens and mask of a row. CorruptBank where its file is not one of this row."""
+        file, (ids, mask) = self._at(row), self._tokens(row)
+        self._hidden(file, row)
+        there, layers = _tensor(file, TOKENS), self._at(self._first).metadata.get(LAYERS_KEY)
+        if not there.dtype.startswith(("I", "U")) or not np.array_equal(file.array(there), ids):
+            raise CorruptBank(
+                f"{file.path}: its {TOKENS} are not the input_ids of row {row} of the dataset: hidden states of other tokens. "
+                "Make the folder again; rows and files must be of one run."
+            )
+        if file.metadata.get(LAYERS_KEY) != layers:
+            raise CorruptBank(f"{file.path}: of layers {file.metadata.get(LAYERS_KEY)}, the first file is of {layers}.")
+        return file.header, ids.tobytes(), mask.tobytes()
 
     def _facts(self, first: SafetensorsFile, target_layer_ids: tuple[int, ...] | None) -> TargetFacts:
         said = self._said()

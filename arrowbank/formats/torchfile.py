@@ -6,6 +6,8 @@ The file is a zip archive of stored (not compressed) members: `data.pkl`, and th
 
 from __future__ import annotations
 
+import gzip
+import io
 import pickletools
 import zipfile
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ STORAGES = {
     "torch BFloat16Storage": ("bfloat16", "<u2"),
     "torch HalfStorage": ("float16", "<f2"),
     "torch FloatStorage": ("float32", "<f4"),
+    "torch DoubleStorage": ("float64", "<f8"),
+    "torch ShortStorage": ("int16", "<i2"),
+    "torch CharStorage": ("int8", "i1"),
 }
 PLAIN = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "GLOBAL"),
@@ -75,7 +80,7 @@ class TorchFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._archive = zipfile.ZipFile(path)
+        self._archive = zipfile.ZipFile(io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path)
         names = [info.filename for info in self._archive.infolist()]
         if len(set(names)) < len(names) or any(info.compress_type for info in self._archive.infolist()):
             raise self._damaged("members that are compressed, or twice in the archive")
@@ -86,6 +91,12 @@ class TorchFile:
         if order in names and self._archive.read(order) != b"little":
             raise self._damaged("not little-endian")
         self.value = self._walk(self._archive.read(f"{self._root}{PICKLE}"))
+
+    @property
+    def identity(self) -> bytes:
+        """Names, sizes and CRCs of all members: other content gives another identity."""
+        members = [(info.filename.removeprefix(self._root), info.file_size, info.CRC) for info in self._archive.infolist()]
+        return repr(members).encode()
 
     def __enter__(self) -> TorchFile:
         return self

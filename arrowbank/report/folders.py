@@ -7,6 +7,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from arrowbank.bank.info import PARTS, describe_folder
 from arrowbank.bank.manifest import FORMAT, MANIFEST, STATE, read_json
 from arrowbank.bank.remote.addresses import is_address, parse_address
 from arrowbank.errors import ArrowbankError, InputError
-from arrowbank.formats import deepspec, dump, specforge, speculators
+from arrowbank.formats import deepspec, dump, modelopt, specforge, speculators, vllm_states
 from arrowbank.formats.export_checks import layout_of
 from arrowbank.formats.sidecar import SIDECAR, find_sidecar, origin, sidecar_in
 
@@ -25,6 +26,7 @@ COUNTED = (
     *("num_samples", "rows", "examples", "triples", "stride", "arm", "split"),
     *("target_model_name_or_path", "target_layer_ids", "layer_id_convention", "last_hidden_norm"),
 )
+IMPORTED = ("speculators", "specforge-eagle3", "specforge-dspark", "modelopt")  # exports that `targets import` reads back
 NAMED = 5  # of a folder's files, in an answer
 CHAIN_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")  # a config that speaks of an MTP draft
 
@@ -168,6 +170,21 @@ def _by_layout(folder: Path) -> dict[str, Any]:
     return {"format": layout_of(folder), "digests": f"none: there is no {SIDECAR}"}
 
 
+def _requests(folder: Path) -> dict[str, Any]:
+    slots, hidden_size = vllm_states.slots(folder)
+    return {
+        "samples": len(vllm_states.sample_paths(folder)),
+        "layers": slots - 1,
+        "hidden_size": hidden_size,
+        "last_hidden_norm": "pre",
+    }
+
+
+def _sample_files(pattern: str, folder: Path) -> dict[str, Any]:
+    paths = list(folder.rglob(pattern))
+    return {"samples": len(paths), "bytes": sum(path.stat().st_size for path in paths)}
+
+
 def _cache(folder: Path) -> dict[str, Any]:
     note = _object(folder / deepspec.MANIFEST)
     facts = {name: value for name, value in note.items() if isinstance(value, str | int) or name == "target_layer_ids"}
@@ -186,12 +203,42 @@ SIGNS = (
         "arrowbank verify {folder}\narrowbank targets verify {folder} --model M\narrowbank targets import {folder} --out DIR",
         _cache,
     ),
+    Sign(
+        "an export, for its trainer",
+        lambda folder: _is_export(folder) and sidecar_in(folder)["format"] in IMPORTED,
+        "arrowbank verify {folder}\narrowbank targets import {folder} --out DIR",
+        _exported,
+    ),
     Sign("an export, for its trainer", _is_export, "arrowbank verify {folder}", _exported),
     Sign(
         "an inference engine's dump of hidden states",
         _has(dump.INDEX),
         "arrowbank targets import {folder} --target-model NAME --layers LIST --out DIR",
         _named(".jsonl"),
+    ),
+    Sign(
+        "a folder of vLLM's hidden-state connector",
+        lambda folder: folder.is_dir() and not _is_model(folder) and vllm_states.looks_like(folder),
+        "arrowbank targets import {folder} --target-model NAME --engine-layers LIST --masks FILE --out DIR",
+        _requests,
+    ),
+    Sign(
+        "a speculators folder of hidden states",
+        lambda folder: folder.is_dir() and speculators.looks_like(folder),
+        "arrowbank verify {folder}\narrowbank targets import {folder} --target-model NAME --layers LIST --out DIR",
+        _by_layout,
+    ),
+    Sign(
+        "SpecForge's files of hidden states",
+        lambda folder: folder.is_dir() and specforge.looks_like(folder),
+        "arrowbank verify {folder}\narrowbank targets import {folder} --target-model NAME --layers LIST --out DIR",
+        partial(_sample_files, "*.ckpt*"),
+    ),
+    Sign(
+        "Model-Optimizer's files of hidden states",
+        lambda folder: folder.is_dir() and modelopt.looks_like(folder),
+        "arrowbank targets import {folder} --target-model NAME --layers LIST --out DIR",
+        partial(_sample_files, "*.pt"),
     ),
     Sign("a trainer's cache of hidden states", _is_foreign_cache, "arrowbank verify {folder}", _by_layout),
     Sign(

@@ -6,7 +6,7 @@ mapped source to the shard as they are."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property, partial
@@ -35,11 +35,14 @@ from arrowbank.engine.plan import SHARD_BYTES, Shard
 from arrowbank.engine.pool import Report, Worker
 from arrowbank.engine.stage import Estimate, RunOptions, require_budget
 from arrowbank.errors import InputError
-from arrowbank.formats import deepspec, dump, speculators
+from arrowbank.formats import deepspec, dump, modelopt, specforge, speculators, vllm_states
+from arrowbank.formats.export import BLOCK_INPUT, ours
 from arrowbank.formats.export_folder import ExportFolder
-from arrowbank.formats.sidecar import SIDECAR, About, require_as_exported
+from arrowbank.formats.sample_files import FoundSample, SampleFiles
+from arrowbank.formats.sidecar import SIDECAR, About, find_sidecar, require_as_exported, sidecar_in
 from arrowbank.progress import SILENT, Progress, tell_unread
 from arrowbank.settings import Count, Flag, Help, Settings, checked, refuse_unread
+from arrowbank.targets.joined_masks import JoinedMasks
 from arrowbank.targets.shards import (
     REMEDY,
     ShardColumns,
@@ -94,6 +97,26 @@ class ImportConfig(Settings):
     on_bad_sample: (
         Annotated[Literal["error", "quarantine"], Help("quarantine: leave it out and note why.", default="error")] | None
     ) = None
+    masks: (
+        Annotated[
+            str,
+            Help(
+                "Conversations or token rows whose loss masks are joined to samples by tokens or id (vLLM, .ckpt, .pt).", "PATH"
+            ),
+        ]
+        | None
+    ) = None
+    tokenizer: Annotated[str, Help("Makes tokens of the conversations of --masks: a folder or hub id.", "NAME")] | None = None
+    engine_layer_ids: (
+        Annotated[
+            tuple[int, ...],
+            Flag("--engine-layers"),
+            Help("vLLM's own layer ids, the last slot's too: 2,18,33,36.", example="2,18,33,36"),
+        ]
+        | None
+    ) = None
+    index_name: Annotated[str, Help("Index file of a dump.", "NAME", default=dump.INDEX)] | None = None
+    relabel: Annotated[bool, Help("--target-model, --layers and --last-hidden-norm win over what the source says.")] = False
     allow_outside: Annotated[bool, Help("Follow paths and links out of the dump.")] = False
     limit: Annotated[Count, Help("Only the first N samples.")] | None = None
     codec: StoredAs = "bf16"
@@ -102,6 +125,20 @@ class ImportConfig(Settings):
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)
+        ids = self.engine_layer_ids
+        if ids is not None and (len(ids) < 2 or list(ids) != sorted(set(ids)) or ids[0] < 0):
+            raise InputError(
+                f"--engine-layers {','.join(map(str, ids))}: expected ascending ids as vLLM was given them, the last block's too, as in "
+                "--engine-layers 2,18,33,36."
+            )
+        if self.index_name is not None and self.index_name != Path(self.index_name).name:
+            raise InputError(
+                f"--index-name {self.index_name}: expected the name of a file in the dump, as in --index-name samples.jsonl."
+            )
+        if self.tokenizer is not None and self.masks is None:
+            raise InputError(
+                "--tokenizer: makes tokens of the conversations of --masks, which is missing. Give both or neither."
+            )
 
     @property
     def norm(self) -> Norm:
@@ -118,13 +155,15 @@ class FoundSamples:
     source: str
     quarantined: list[dump.Quarantined] = field(default_factory=list)
     nonfinite: int = 0
+    missing: int = 0  # rows of a speculators folder without a file of hidden states
     kept: npt.NDArray[np.int64] | None = (
         None  # of the source's rows, those with sound hidden states where the others are dropped
     )
     outside: list[Path] = field(default_factory=list)  # folders that samples of a dump are in, other than its own
 
     def dropped(self) -> dict[str, int]:
-        return {"quarantined": len(self.quarantined), "nonfinite": self.nonfinite}
+        missing = {"missing": self.missing} if self.missing else {}
+        return {"quarantined": len(self.quarantined), "nonfinite": self.nonfinite, **missing}
 
 
 def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = SILENT) -> FoundSamples:
@@ -133,12 +172,16 @@ def find_rows(config: ImportConfig, source: str | Path, *, progress: Progress = 
     Raises InputError for a folder that is none of these, and for a sample that is no good.
     """
     folder = Path(source)
-    kind = next(kind for kind in SOURCES if kind.known(folder))
+    kind = next(kind for kind in SOURCES if kind.known(folder, config))
     refuse_unread(f"{folder}, which is {kind.what}", config, kind.unread)
     rows = kind.open(config, folder, progress)
-    found = FoundSamples(rows, kind.name, folder.resolve().name)
+    found = FoundSamples(_relabelled(config, rows), kind.name, folder.resolve().name)
+    if isinstance(rows, dump.Dump | SampleFiles | speculators.SpeculatorsFolder):
+        found.quarantined = rows.quarantined
     if isinstance(rows, dump.Dump):
-        found.quarantined, found.outside = rows.quarantined, rows.outside
+        found.outside = rows.outside
+    if isinstance(rows, speculators.SpeculatorsFolder):
+        found.missing = rows.missing
     return _finite_only(found, progress) if config.on_nonfinite == "drop" else found
 
 
@@ -148,20 +191,18 @@ class _SourceKind:
 
     name: str
     what: str
-    known: Callable[[Path], bool]
+    known: Callable[[Path, ImportConfig], bool]
     open: Callable[[ImportConfig, Path, Progress], TargetRows]
     unread: tuple[str, ...] = ()
 
 
-def is_dump(folder: str | Path) -> bool:
-    """Whether a folder looks like an engine's dump."""
-    return (Path(folder) / dump.INDEX).is_file()
+def is_dump(folder: str | Path, config: ImportConfig | None = None) -> bool:
+    """Whether a folder looks like an engine's dump, or an index is named."""
+    return (config is not None and config.index_name is not None) or (Path(folder) / dump.INDEX).is_file()
 
 
-def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
-    if config.target_model is None:
-        raise InputError(f"{folder}: a dump does not say which model it is of. Give --target-model NAME.")
-    rules = dump.DumpRules(
+def _rules(config: ImportConfig) -> dump.DumpRules:
+    return dump.DumpRules(
         target_layer_ids=config.target_layer_ids,
         hidden_size=config.hidden_size,
         loss_mask=config.loss_mask or "auto",
@@ -169,58 +210,170 @@ def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.D
         limit=config.limit,
         allow_outside=config.allow_outside,
         quarantine=config.on_bad_sample == "quarantine",
+        index=config.index_name or dump.INDEX,
     )
-    return dump.open_dump(folder, rules, target_model=config.target_model, norm=config.norm, progress=progress)
+
+
+def _open_dump(config: ImportConfig, folder: Path, progress: Progress) -> dump.Dump:
+    if config.target_model is None:
+        raise InputError(f"{folder}: a dump does not say which model it is of. Give --target-model NAME.")
+    return dump.open_dump(folder, _rules(config), target_model=config.target_model, norm=config.norm, progress=progress)
 
 
 def _open_cache(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
-    cache = deepspec.DeepSpecCache(folder, norm=config.norm)
+    cache = deepspec.DeepSpecCache(folder)
     require_as_exported(folder, (deepspec.MANIFEST, deepspec.INDEX))
     names = sorted(path.name for path in folder.iterdir())
     own = (*deepspec.OWNS, SIDECAR, ".*")
     tell_unread(progress, folder, files=[name for name in names if not any(fnmatch(name, pattern) for pattern in own)])
-    return _relabelled(config, cache)
+    return cache
 
 
-def _open_speculators(config: ImportConfig, folder: Path, progress: Progress) -> TargetRows:
-    opened = speculators.SpeculatorsFolder(folder, target_layer_ids=config.target_layer_ids)
+def _open_speculators(config: ImportConfig, folder: Path, progress: Progress) -> speculators.SpeculatorsFolder:
+    exported = find_sidecar(folder) is not None  # then every file is listed, and a missing one is damage
+    opened = speculators.SpeculatorsFolder(
+        folder,
+        target_layer_ids=config.target_layer_ids,
+        quarantine=config.on_bad_sample == "quarantine",
+        skip_missing=not exported,
+    )
     require_as_exported(folder, (STATE, INFO))
     opened.tell_unread(progress)
-    return _relabelled(config, opened)
+    if opened.missing:
+        progress.message(f"{folder}: {opened.missing:,} rows have no file of hidden states and are left out (dropped: missing)")
+    return opened
 
 
+def _open_files(
+    config: ImportConfig, folder: Path, progress: Progress, *, files: Sequence[Path], open: Callable[[Path], FoundSample]
+) -> SampleFiles:
+    """Files of samples, whose masks may be joined. What a sidecar says of layers, model and mask is taken from there."""
+    said = sidecar_in(folder)
+    layers = said.get("target_layer_ids")
+    masks = None
+    if config.masks is not None:
+        refuse_unread("--masks", config, ["loss_mask"])
+        here = config.target_model if config.target_model and Path(config.target_model).is_dir() else None
+        masks = JoinedMasks(config.masks, config.tokenizer or here, progress=progress)
+    rules = _rules(config)
+    if layers is not None and not config.relabel:
+        rules = replace(rules, target_layer_ids=ours(layers, said["layer_id_convention"]))
+    facts = TargetFacts(
+        target_layer_ids=rules.target_layer_ids,
+        layers=0,
+        hidden_size=0,
+        target_model_name_or_path=str(said.get("target_model_name_or_path") or ""),
+        last_hidden_norm="unknown",
+        loss_mask="unknown",
+        vocab_size=said.get("vocab_size") or config.vocab_size,
+        num_hidden_layers=said.get("num_hidden_layers"),
+    )
+    opened = SampleFiles(folder, files, open, rules, facts, masks, progress)
+    if said.get("loss_mask") and masks is None and opened.facts.loss_mask == "from_dump":
+        opened.facts = replace(opened.facts, loss_mask=str(said["loss_mask"]))
+    return opened
+
+
+def _open_specforge(config: ImportConfig, folder: Path, progress: Progress) -> SampleFiles:
+    read = partial(specforge.open_sample, folder)
+    return _open_files(config, folder, progress, files=specforge.sample_paths(folder), open=read)
+
+
+def _open_modelopt(config: ImportConfig, folder: Path, progress: Progress) -> SampleFiles:
+    return _open_files(config, folder, progress, files=modelopt.sample_paths(folder), open=modelopt.open_sample)
+
+
+def _open_vllm(config: ImportConfig, folder: Path, progress: Progress) -> SampleFiles:
+    if (ids := config.engine_layer_ids) is not None:
+        layers = ours(ids[:-1], BLOCK_INPUT)
+        slots, _ = vllm_states.slots(folder)
+        if slots != len(ids):
+            raise InputError(
+                f"{folder}: its files have {slots} slots a token; --engine-layers names {len(ids)}. Give the ids of vLLM's "
+                "eagle_aux_hidden_state_layer_ids, all of them."
+            )
+        if config.target_layer_ids not in (None, layers):
+            raise InputError(
+                f"--layers {config.target_layer_ids}: --engine-layers {','.join(map(str, ids))} are our layers {layers}. Give one of both."
+            )
+        config = replace(config, target_layer_ids=layers)
+    opened = _open_files(config, folder, progress, files=vllm_states.sample_paths(folder), open=vllm_states.open_sample)
+    if ids is not None:
+        opened.facts = replace(opened.facts, num_hidden_layers=ids[-1])
+    return opened
+
+
+_JOINED = ("masks", "tokenizer")
+_DUMP_ONLY = ("allow_outside",)
 SOURCES = (
     _SourceKind(
         deepspec.NAME,
         "a DeepSpec cache",
-        lambda folder: (folder / deepspec.INDEX).is_file(),
+        lambda folder, config: (folder / deepspec.INDEX).is_file(),
         _open_cache,
-        ("loss_mask", "on_bad_sample", "allow_outside"),
+        ("loss_mask", "on_bad_sample", "engine_layer_ids", "index_name", *_JOINED, *_DUMP_ONLY),
     ),
+    _SourceKind("dump", "an engine's dump", is_dump, _open_dump, ("engine_layer_ids", "relabel", *_JOINED)),
     _SourceKind(
         speculators.NAME,
         "a speculators folder",
-        speculators.looks_like,
+        lambda folder, config: speculators.looks_like(folder),
         _open_speculators,
-        ("last_hidden_norm", "loss_mask", "on_bad_sample", "allow_outside"),
+        ("loss_mask", "engine_layer_ids", *_JOINED, *_DUMP_ONLY),
     ),
-    _SourceKind("dump", "an engine's dump", lambda folder: True, _open_dump),
+    _SourceKind(
+        vllm_states.NAME,
+        "a folder of vLLM's hidden-state connector",
+        lambda folder, config: vllm_states.looks_like(folder),
+        _open_vllm,
+        _DUMP_ONLY,
+    ),
+    _SourceKind(
+        "specforge",
+        "a folder of SpecForge",
+        lambda folder, config: specforge.looks_like(folder),
+        _open_specforge,
+        ("engine_layer_ids", *_DUMP_ONLY),
+    ),
+    _SourceKind(
+        "modelopt",
+        "a folder of Model-Optimizer",
+        lambda folder, config: modelopt.looks_like(folder),
+        _open_modelopt,
+        ("engine_layer_ids", *_DUMP_ONLY),
+    ),
+    _SourceKind("dump", "an engine's dump", lambda folder, config: True, _open_dump, ("engine_layer_ids", "relabel", *_JOINED)),
 )
 
 
 def _relabelled(config: ImportConfig, rows: TargetRows) -> TargetRows:
-    """Rows of a source that names its layers and widths itself: what the user says must agree."""
-    facts = rows.facts
-    for name in ("target_layer_ids", "hidden_size"):
-        said, there = getattr(config, name), getattr(facts, name)
-        if said is not None and there is not None and said != there:
+    """Rows under what the user says of them, where the source says nothing or the same: another name, layer or norm is refused, unless
+    the options are to win."""
+    if isinstance(rows, dump.Dump):  # it says nothing of itself
+        return rows
+    facts, options = rows.facts, ("target_model", "target_layer_ids", "last_hidden_norm")
+    said = {name: getattr(config, name) for name in options if getattr(config, name) is not None}
+    there = dict(zip(options, (facts.target_model_name_or_path, facts.target_layer_ids, facts.last_hidden_norm), strict=True))
+    for name, value in said.items():
+        if there[name] and there[name] != value and not config.relabel:
+            flag = {"target_model": "--target-model", "target_layer_ids": "--layers"}.get(name, "--last-hidden-norm")
             raise InputError(
-                f"{rows.place}: {name} is {there}, expected {said}. Leave the option out, or give the right source."
+                f"{rows.place}: {name} is {there[name]!r}, expected {value!r}. Leave {flag} out, or give --relabel if the source is wrong."
             )
+    if config.hidden_size is not None and config.hidden_size != facts.hidden_size:
+        raise InputError(
+            f"{rows.place}: hidden_size is {facts.hidden_size}, expected {config.hidden_size}. Leave the option out, or give the right "
+            "source."
+        )
+    if config.target_layer_ids is not None and len(config.target_layer_ids) != facts.layers:
+        raise InputError(
+            f"{rows.place}: holds {facts.layers} layers, expected {len(config.target_layer_ids)}. Give --layers for all of them."
+        )
     facts = replace(
         facts,
-        target_layer_ids=facts.target_layer_ids or config.target_layer_ids,
+        target_layer_ids=config.target_layer_ids or facts.target_layer_ids,
         target_model_name_or_path=config.target_model or facts.target_model_name_or_path,
+        last_hidden_norm=config.last_hidden_norm or facts.last_hidden_norm,
         vocab_size=config.vocab_size or facts.vocab_size,
     )
     if not facts.target_model_name_or_path:
