@@ -73,10 +73,11 @@ def make_reference(path: Path, model: ModelConfig, info: ModelInfo, layers: Sequ
         wanted = sorted(layer for layer in near if EMBEDDINGS <= layer < info.num_layers)
         device = torch.device(resolve_device(model)[0])
         reader = load_taps_reader(model, info, device, wanted, "pre")
+        final = reader.final_norm or nn.Identity()
         norm = (
-            next(name for name, module in reader.model.named_modules() if module is reader.final_norm) if _has(reader) else ""
+            "" if isinstance(final, nn.Identity) else next(name for name, one in reader.model.named_modules() if one is final)
         )
-        tensors = {f"norm.{name}": value.cpu().contiguous() for name, value in reader.final_norm.state_dict().items()}  # type: ignore[union-attr]
+        tensors = {f"norm.{name}": value.cpu().contiguous() for name, value in final.state_dict().items()}
         widen_where_needed(reader, info, device)
         try:
             with torch.inference_mode():
@@ -90,17 +91,13 @@ def make_reference(path: Path, model: ModelConfig, info: ModelInfo, layers: Sequ
                 f"{device} has no memory left for the probe's {max(map(len, rows))} tokens: {error}\nGive --gpu-memory-gb: it caps "
                 "what transformers takes for the probe; the other weights run from the CPU."
             ) from error
-        del reader, states, output
+        del reader, final, states, output
         if device.type == "cuda":
             torch.cuda.empty_cache()  # the engine takes most of the GPU
         from safetensors.torch import save
 
         with publishing(path) as file:
             file.write(save(tensors, {"layers": json.dumps(wanted), "norm": norm, "rows": str(len(rows))}))
-
-
-def _has(reader: Any) -> bool:
-    return not isinstance(reader.final_norm, nn.Identity)
 
 
 def read_reference(path: Path, model: ModelConfig, info: ModelInfo) -> Reference:
@@ -169,7 +166,12 @@ def compare(
                     f"{reference.layers[place]}: which of the two it is cannot be told."
                 )
     tokens = sum(map(len, reference.rows))
-    return {"rows": len(reference.rows), "tokens": tokens, "cosine": lowest, "relative_error": largest}
+    return {
+        "rows": len(reference.rows),
+        "tokens": tokens,
+        "cosine": round(lowest, 6),
+        "relative_error": float(f"{largest:.1e}"),
+    }
 
 
 def _near(layer: int, reference: Reference) -> list[int]:
