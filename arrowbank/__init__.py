@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from arrowbank.in2.score import ScoreConfig, score_probes
     from arrowbank.in2.verify_arms import verify_in2
     from arrowbank.models import ModelConfig
+    from arrowbank.models.vllm_engine import EngineConfig
     from arrowbank.mtp.heal import estimate_heal, heal_draft
     from arrowbank.mtp.heal_config import HealConfig
     from arrowbank.mtp.trunk_build import build_trunk, estimate_trunk
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from arrowbank.targets.capture import CaptureConfig, capture, estimate_capture
     from arrowbank.targets.check_model import verify_targets
     from arrowbank.targets.importer import ImportConfig, estimate_import, import_targets, import_to_deepspec
-    from arrowbank.targets.vllm_engine import EngineConfig
 
 _HOME = {
     "Audit": "features.audit",
@@ -62,7 +62,7 @@ _HOME = {
     "Check": "bank.checks",
     "Comparison": "features.compare",
     "EncodeConfig": "features.encode_config",
-    "EngineConfig": "targets.vllm_engine",
+    "EngineConfig": "models.vllm_engine",
     "Estimate": "engine.stage",
     "ExportConfig": "formats.registry",
     "FeatureBank": "bank",

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,25 @@ import pytest
 import torch
 import transformers as tf
 
-from arrowbank import CaptureConfig, EngineConfig, ModelConfig, RunOptions, capture, estimate_capture, open_bank, verify
+from arrowbank import (
+    BuildConfig,
+    CaptureConfig,
+    EncodeConfig,
+    EngineConfig,
+    ModelConfig,
+    RunOptions,
+    ScanConfig,
+    TokenizeConfig,
+    capture,
+    encode,
+    estimate_capture,
+    open_bank,
+    tokenize,
+    verify,
+)
 from arrowbank.cli import main
 from arrowbank.errors import BadVector, InputError, PlanMismatch
-from arrowbank.targets.engine_probe import LENGTHS, MOST_TOKENS, Reference, compare, probe_rows
+from arrowbank.models.engine_probe import LENGTHS, MOST_TOKENS, Reference, compare, probe_rows
 from tests import tiny
 from tests.kill import tree_bytes
 
@@ -50,10 +66,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def states(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What transformers gives for every row, and for the rows of the probe: as vLLM counts layers, the last before the final norm."""
-    folder = tmp_path_factory.mktemp("states")
-    whole = tf.AutoModelForCausalLM.from_pretrained(model).eval()
     given = [np.array(json.loads(line)["input_ids"], np.int32) for line in rows.read_text().splitlines()]
+    return save_states(tmp_path_factory.mktemp("states"), model, given)
+
+
+def save_states(folder: Path, model: Path, given: Sequence[np.ndarray]) -> Path:
+    """What transformers gives for every row, and for the rows of the probe: as vLLM counts layers, the last before the final norm."""
+    whole = tf.AutoModelForCausalLM.from_pretrained(model).eval()
     longest = whole.config.max_position_embeddings
     probe = np.resize(np.concatenate(given), min(LENGTHS[0], longest) + LENGTHS[1])
     caught: list[torch.Tensor] = []
@@ -277,6 +296,78 @@ def test_an_engine_that_computes_something_else_is_refused_before_the_first_shar
         capture(make(model, rows, engine(fault)), tmp_path / "bank")
     assert not list((tmp_path / "bank").glob("data-*.arrow"))
     assert not leftovers(tmp_path / "bank")
+
+
+# vectors of texts
+
+
+@pytest.fixture(scope="module")
+def tokens(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    texts = tiny.save_texts_bank(folder / "texts", tiny.texts(40))
+    tokenize(TokenizeConfig(tokenizer=str(model)), texts, folder / "tokens")
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module")
+def text_states(model: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    bank = open_bank(tokens)
+    given = [np.array(ids, np.int32) for ids in bank.slice(0, len(bank), ["input_ids"])["input_ids"].to_pylist()]
+    return save_states(tmp_path_factory.mktemp("text-states"), model, given)
+
+
+def encoding(model: Path, engine: EngineConfig | None = None, pooling: Any = "mean", **options: Any) -> EncodeConfig:
+    given: dict[str, Any] = {"shard_rows": 16, **options, **({"runner": "vllm", "engine": engine} if engine else {})}
+    return EncodeConfig(model=ModelConfig(model=str(model), device="cpu", pooling=pooling), **given)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "none"])
+def test_vectors_of_texts_are_those_that_transformers_gives(
+    model: Path, tokens: Path, text_states: Path, tmp_path: Path, pooling: Any
+) -> None:
+    manifest = encode(encoding(model, stand_in(tmp_path, text_states, "none"), pooling), tokens, tmp_path / "vllm")
+    encode(encoding(model, None, pooling), tokens, tmp_path / "transformers")
+    found, expected = (features_of(tmp_path / name) for name in ("vllm", "transformers"))
+    assert np.allclose(found, expected, rtol=0, atol=2**-11)
+    assert manifest["engine"]["probe"]["cosine"] > 0.999999
+    assert all(check.ok for check in verify(tmp_path / "vllm"))
+    assert not leftovers(tmp_path / "vllm")
+
+
+def features_of(folder: Path) -> np.ndarray:
+    """All vectors of a bank, one below another."""
+    bank = open_bank(folder)
+    column = bank.slice(0, len(bank), ["features"])["features"]
+    return np.vstack([np.array(row, np.float32).reshape(-1, bank.manifest["hidden_size"]) for row in column.to_pylist()])
+
+
+def test_an_engine_that_dies_while_it_encodes_is_one_error_and_the_next_run_resumes(
+    model: Path, tokens: Path, text_states: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"vLLM 9\.9\.9 .* was killed by SIGKILL"):
+        encode(encoding(model, stand_in(tmp_path, text_states, "is killed:2")), tokens, tmp_path / "bank")
+    assert len(list((tmp_path / "bank").glob("data-*.arrow"))) == 1
+    encode(encoding(model, stand_in(tmp_path, text_states, "none")), tokens, tmp_path / "bank")
+    encode(encoding(model, stand_in(tmp_path, text_states, "none")), tokens, tmp_path / "in one go")
+    assert tree_bytes(tmp_path / "bank") == tree_bytes(tmp_path / "in one go")
+    with pytest.raises(PlanMismatch, match="engine"):
+        encode(encoding(model), tokens, tmp_path / "bank")
+
+
+def test_an_engine_gives_vectors_of_the_last_layer_of_a_model_only(
+    model: Path, tokens: Path, text_states: Path, tmp_path: Path
+) -> None:
+    engine = stand_in(tmp_path, text_states, "none")
+    with pytest.raises(InputError, match=r"--layer 1: vLLM gives vectors of the last layer \(3\)"):
+        encode(replace(encoding(model, engine), model=ModelConfig(model=str(model), layer=1)), tokens, tmp_path / "bank")
+    with pytest.raises(InputError, match=r"--runner vllm: runs a --model \(found --encoder\)"):
+        EncodeConfig(encoder="a:b", runner="vllm")
+    with pytest.raises(InputError, match="runner"):
+        BuildConfig(
+            scan=ScanConfig(sources=(("train", "a.jsonl"),)),
+            tokenize=TokenizeConfig(tokenizer="m"),
+            encode=encoding(model, engine),
+        )
 
 
 def made_reference(rows: int, layers: int, alike: float) -> Reference:

@@ -1,4 +1,4 @@
-"""Stands for a Python with vLLM: a process of its own that speaks the file protocol of `arrowbank/targets/vllm_child.py`, right or wrong.
+"""Stands for a Python with vLLM: a process of its own that speaks the file protocol of `arrowbank/models/vllm_child.py`, right or wrong.
 
     stand_in.py STATES FAULT CODE describe ARCHITECTURE
     stand_in.py STATES FAULT CODE serve

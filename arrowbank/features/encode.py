@@ -39,6 +39,8 @@ from arrowbank.features.encode_config import (
 from arrowbank.features.grow import DriftCheck, adopt, check_fits, open_old, told_since
 from arrowbank.features.stored_vectors import encoded, fault_of, finish
 from arrowbank.models import local_model
+from arrowbank.models.vllm_engine import MOST_TOKENS, Vllm
+from arrowbank.models.vllm_runner import VllmJob, find_engine, prepare_vllm
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import checked
 
@@ -59,6 +61,7 @@ class EncodeJob:
     texts: Bank
     info: ModelInfo | None = None
     drift: DriftCheck | None = None
+    vllm: VllmJob | None = None
 
     def __call__(self, number: int) -> ShardEncoder:
         encoder = self.encoder(number)
@@ -70,6 +73,8 @@ class EncodeJob:
         """The frozen model of worker `number`."""
         if self.config.model is None:
             return load_custom_encoder(str(self.config.encoder))
+        if self.vllm is not None:
+            return self.vllm.load_encoder(number)
         from arrowbank.models import load_encoder  # transformers is not needed for an encoder of the user's own
 
         return load_encoder(self.config.model, worker=number, info=self.info)
@@ -181,6 +186,7 @@ class EncodeStage(Stage):
 
     def __init__(self, config: EncodeConfig, tokens: TokensBank, texts_folder: str | Path | None = None) -> None:
         self.config, self.token_bank, self.texts_folder = config, tokens, texts_folder
+        self.vllm_job: VllmJob | None = None  # until the work begins
 
     # the plan
 
@@ -197,6 +203,27 @@ class EncodeStage(Stage):
         from arrowbank.models import describe
 
         return describe(self.config.model)
+
+    @cached_property
+    def vllm(self) -> Vllm | None:
+        """The serving engine, where one runs the model; InputError where it is not there, or gives no such vectors."""
+        if self.config.runner != "vllm" or self.config.model is None or self.model is None:
+            return None
+        if self.model.layer != self.model.num_layers:
+            raise InputError(
+                f"--layer {self.model.layer}: vLLM gives vectors of the last layer ({self.model.num_layers}). Leave --layer out, or use "
+                "--runner transformers."
+            )
+        return find_engine(self.config.engine, self.config.model, self.model, (), "post")
+
+    def default_workers(self, todo: Sequence[Shard]) -> int:
+        return super().default_workers(todo) if self.vllm is None else self.vllm.workers
+
+    @property
+    def gpus(self) -> int:
+        if self.vllm is None:
+            return super().gpus
+        return self.config.engine.tensor_parallel if self.vllm.device == "cuda" else 0
 
     @cached_property
     def old(self) -> FeatureBank | None:
@@ -274,8 +301,10 @@ class EncodeStage(Stage):
         passes, ideal = batch_counts(np.diff(self._offsets).astype(np.int32), self.shards, self.config.rules)
         return {"hidden_size": self.hidden_size, "forward_passes": passes, "forward_passes_with_one_sort": ideal}
 
-    def seconds(self, progress: Progress) -> float:
-        """Seconds for the whole plan, from batches spread evenly over the tokens of its first shard."""
+    def seconds(self, progress: Progress) -> float | None:
+        """Seconds for the whole plan, from batches spread evenly over the tokens of its first shard; a serving engine is not timed."""
+        if self.vllm is not None:
+            return None
         first = self.shards[0]
         values, offsets = list_values(one_array(self.token_bank.slice(0, first.stop, ["input_ids"])["input_ids"]))
         sample = _spread(list(batches(np.diff(offsets), self.config.rules)))
@@ -304,6 +333,7 @@ class EncodeStage(Stage):
             "limit": self.config.limit,
             "mirror": self.mirrored,
             **self._dim,
+            **({} if self.vllm is None else {"engine": self.vllm.recipe()}),
             **({} if self.config.trial is None else {"trial": self.config.trial}),
             **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
         }
@@ -337,6 +367,7 @@ class EncodeStage(Stage):
             "dtype": "float16_memmap",
             **(mirror_fields(self.rows) if self.mirrored else {}),
             "encoded_rows": 0,
+            **({} if self.vllm is None else {"engine": self.vllm.facts()}),
             "encoding": {
                 **self.config.rules.recipe(),
                 "backbone": model.backbone if model else "encoder",
@@ -368,13 +399,18 @@ class EncodeStage(Stage):
     def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
         if self.old and (count := adopt(self.old, bank, options.chosen(self.shards))):
             progress.message(f"{bank.folder}: {count:,} rows are those of {self.old.folder}")
+        if self.vllm is not None:
+            enough = int(np.searchsorted(self._offsets, MOST_TOKENS))  # rows
+            tokens = list_values(one_array(self.token_bank.slice(0, min(enough, self.rows), ["input_ids"])["input_ids"]))[0]
+            longest = int(np.diff(self._offsets).max())
+            self.vllm_job = prepare_vllm(self.vllm, bank, tokens[:MOST_TOKENS], longest, options, progress)
 
     def so_far(self, bank: BankWriter) -> dict[str, Any]:
         return {"encoded_rows": bank.done_rows}
 
     def job(self, drift: DriftCheck | None = None) -> EncodeJob:
         """The factory of workers."""
-        return EncodeJob(self.config, self.token_bank, self.texts, self.model, drift)
+        return EncodeJob(self.config, self.token_bank, self.texts, self.model, drift, self.vllm_job)
 
     def workers(self, bank: BankWriter) -> EncodeJob:
         self.token_bank.check_hashes()
@@ -416,7 +452,8 @@ class EncodeStage(Stage):
             write_keys(bank, rows=self.rows)
             if self.mirrored:
                 write_mirror(bank, rows=self.rows, width=self.hidden_size, report=phase.advance)
-        return bank.commit(rows=self.rows, manifest={"encoded_rows": self.rows})
+        engine = {} if self.vllm is None else {"engine": self.vllm.facts(bank.work_dir)}
+        return bank.commit(rows=self.rows, manifest={"encoded_rows": self.rows, **engine})
 
 
 class TokenEncodeStage(EncodeStage):

@@ -17,7 +17,9 @@ from arrowbank.bank.checks import reason
 from arrowbank.engine.plan import SHARD_ROWS, BatchRules
 from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.model_config import ModelConfig
-from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Place, Settings, refuse_unread, require_one
+from arrowbank.models.vllm_engine import EngineConfig
+from arrowbank.models.vllm_runner import Runner, check_runner
+from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Part, Place, Settings, refuse_unread, require_one
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
 # It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
@@ -55,6 +57,8 @@ class EncodeConfig(Settings):
 
     model: ModelConfig | None = None
     encoder: Annotated[str, Help("An encoder of your own instead of --model.", "MODULE:FACTORY")] | None = None
+    runner: Runner = "transformers"
+    engine: Annotated[EngineConfig, Part(without=("vllm_url",))] = field(default_factory=EngineConfig)
     rules: BatchRules = field(default_factory=BatchRules)
     normalize: Annotated[bool, Help("Keep the vectors' length.")] = True
     dim: Annotated[Count, Help("Keep the first N dimensions (Matryoshka), then normalize.")] | None = None
@@ -72,6 +76,7 @@ class EncodeConfig(Settings):
 
     def check(self) -> None:
         require_one(self, ("model", "encoder"))
+        check_runner(self.runner, self.engine, self.model, self.rules)
         if self.onto is not None and (self.limit is not None or self.trial is not None):
             raise InputError("--onto is for a bank that grows by all unseen texts: leave out --limit and --trial.")
         if self.per_token:

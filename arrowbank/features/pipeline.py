@@ -39,7 +39,7 @@ class BuildConfig(Settings):
             follows={"tokenizer": "model"},
         ),
     ]
-    encode: EncodeConfig
+    encode: Annotated[EncodeConfig, Part(without=("runner", "engine"))]
     onto: Annotated[Place, Help("A folder that build made: encode only unseen texts.", "DIR")] | None = None
 
 

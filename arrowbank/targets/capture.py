@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +26,9 @@ from arrowbank.inputs.lines import MAX_LINE_BYTES, MaxLineBytes, OnBadLine
 from arrowbank.inputs.records import Records
 from arrowbank.inputs.sources import source_places
 from arrowbank.models import ModelConfig, describe, load_tokenizer, local_model, tokenizer_fingerprint
+from arrowbank.models.vllm_engine import MOST_TOKENS, EngineConfig, Vllm
+from arrowbank.models.vllm_runner import Runner, VllmJob, VllmStates, check_runner, find_engine, prepare_vllm
+from arrowbank.models.vllm_server import serve_command
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Count, Flag, Help, Natural, Old, Part, Place, Settings, checked, refuse_unread
 from arrowbank.targets.conversations import ChatTokenizer
@@ -47,9 +50,6 @@ from arrowbank.targets.target_rows import (
     prepare,
     samples_at,
 )
-from arrowbank.targets.vllm_engine import EngineConfig, Vllm, find_vllm
-from arrowbank.targets.vllm_runner import VllmJob, VllmStates, prepare_vllm
-from arrowbank.targets.vllm_server import find_server, serve_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -194,7 +194,7 @@ class CaptureConfig(Settings):
     max_length: Annotated[Count, Help("Tokens kept of a sample.")] = 2048
     min_loss_tokens: Annotated[Natural, Help("Samples with fewer are dropped.")] = 14
     last_hidden_norm: Annotated[Literal["post", "pre"], Help("Last states: after or before final norm.")] = "post"
-    runner: Annotated[Literal["transformers", "vllm"], Help("What runs the model.")] = "transformers"
+    runner: Runner = "transformers"
     engine: EngineConfig = field(default_factory=EngineConfig)
     codec: StoredAs = "bf16"
     spans: StoredSpans = "all"
@@ -207,11 +207,7 @@ class CaptureConfig(Settings):
 
     def check(self) -> None:
         check_layers(self.target_layer_ids)
-        if self.runner == "vllm":
-            refuse_unread("--runner vllm", self.model, ["load_in_4bit"])
-            refuse_unread("--runner vllm", self.rules, ["max_batch", "token_budget"])
-        else:
-            refuse_unread("--runner transformers", self.engine, [one.name for one in fields(self.engine)])
+        check_runner(self.runner, self.engine, self.model, self.rules)
 
 
 class CaptureStage(TargetStage):
@@ -245,8 +241,7 @@ class CaptureStage(TargetStage):
         """The serving engine; InputError where it is not there, or cannot run this model."""
         if self.config.runner != "vllm":
             return None
-        find = find_vllm if self.config.engine.vllm_url is None else find_server
-        return find(
+        return find_engine(
             self.config.engine, self.config.model, self.model, self.config.target_layer_ids, self.config.last_hidden_norm
         )
 
@@ -374,12 +369,8 @@ class CaptureStage(TargetStage):
         self.rows, self.row_counts = prepare(bank.work_dir, bank.plan_digest, self.maker(), progress)
         self.lengths, self.needed = self.rows.lengths, self.rows.needed
         if self.vllm is not None:
-            if options.engine == "local" and (options.workers or 1) > self.vllm.workers and self.vllm.device == "cuda":
-                raise InputError(
-                    f"--workers {options.workers}: {self.vllm.devices} GPUs hold {self.vllm.workers} vLLM of --tensor-parallel "
-                    f"{self.config.engine.tensor_parallel}. Give {self.vllm.workers} or fewer."
-                )
-            self.vllm_job = prepare_vllm(self.vllm, bank, self.rows, progress)
+            tokens, longest = self.rows.first_tokens(MOST_TOKENS), int(self.lengths.max())
+            self.vllm_job = prepare_vllm(self.vllm, bank, tokens, longest, options, progress)
 
     def bytes_to_write(self, bank: BankWriter, todo: Sequence[Shard], *, last: bool) -> int:
         scratch = self.vllm.scratch_bytes(max(map(self.tokens, todo))) if self.vllm and todo else 0
@@ -444,7 +435,7 @@ def capture_serve_command(config: CaptureConfig, out: str | Path) -> str:
 
     Raises InputError where vLLM is not there, or cannot run this model.
     """
-    from arrowbank.targets.engine_probe import LENGTHS
+    from arrowbank.models.engine_probe import LENGTHS
 
     stage = CaptureStage(config)
     if stage.vllm is None or config.engine.vllm_url is not None:

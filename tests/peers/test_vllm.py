@@ -26,8 +26,8 @@ from arrowbank.bank.floats import float32_of
 from arrowbank.cli import main
 from arrowbank.errors import InputError
 from arrowbank.models import describe
-from arrowbank.targets.vllm_engine import find_vllm
-from arrowbank.targets.vllm_process import VllmChild
+from arrowbank.models.vllm_engine import find_vllm
+from arrowbank.models.vllm_process import VllmChild
 from tests.kill import tree_bytes
 
 PYTHON = os.environ.get("ARROWBANK_VLLM_PYTHON", "")

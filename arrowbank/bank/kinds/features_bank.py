@@ -87,6 +87,7 @@ class FeatureManifest(BankManifest, kw_only=True):
     max_key_tokens: Width
     encoding: Encoding
     counts: dict[str, Any] | None = None
+    engine: dict[str, Any] | None = None
     tokenizer: str | None = None
     special_tokens: bool | None = None
     prompt: str | None = None

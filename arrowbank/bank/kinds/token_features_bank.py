@@ -51,6 +51,7 @@ class TokenFeatureManifest(BankManifest, kw_only=True):
     max_key_tokens: Width
     encoding: Encoding
     tokens: Count
+    engine: dict[str, Any] | None = None
     tokenizer: str | None = None
     special_tokens: bool | None = None
     prompt: str | None = None

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from arrowbank.bank.files import sweep_temporaries
 from arrowbank.bank.processes import temporary_beside
 from arrowbank.errors import InputError
-from arrowbank.targets import vllm_child
-from arrowbank.targets.vllm_engine import LINE_CHARACTERS, Vllm, child_environment, json_object, last_lines, read_states
+from arrowbank.models import vllm_child
+from arrowbank.models.vllm_engine import LINE_CHARACTERS, Vllm, child_environment, json_object, last_lines, read_states
 
 if TYPE_CHECKING:
     import torch

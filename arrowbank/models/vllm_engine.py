@@ -20,9 +20,9 @@ import numpy.typing as npt
 from arrowbank.bank.files import sweep_temporaries
 from arrowbank.bank.manifest import readable_json
 from arrowbank.errors import InputError
+from arrowbank.models import vllm_child
 from arrowbank.models.model_config import ModelConfig
 from arrowbank.settings import EXECUTION, Count, Flag, Help, Place, Settings, refuse_unread
-from arrowbank.targets import vllm_child
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     Ids = npt.NDArray[np.int32]
 
+GROUP_BYTES = 1 << 29  # of the states of rows that an engine is given at once
+MOST_TOKENS = 4096  # of a row of the probe: where the data have longer ones, it is as long as the longest of them, up to this
 METHOD = 1  # raise it when the same engine would give other bytes
 LAST_LINES, LINE_CHARACTERS = 8, 300  # of a child's output, in an error
 OURS = (  # what `capture` decides itself
@@ -114,10 +116,14 @@ class Vllm:
         """vLLM's ids of what is asked of it, ascending; the last is what the last block puts out."""
         return sorted({layer + 1 for layer in self.layers} | {self.info.num_layers})
 
+    @property
+    def token_bytes(self) -> int:
+        """What the states of a token take in a file."""
+        return len(self.engine_layers) * self.info.hidden_size * (4 if self.info.dtype == "float32" else 2)
+
     def scratch_bytes(self, tokens: int) -> int:
-        """What the files of states take while the children work on shards of `tokens` tokens."""
-        value = 4 if self.info.dtype == "float32" else 2
-        return self.workers * tokens * len(self.engine_layers) * self.info.hidden_size * value
+        """What the files of states take while the workers are at shards of `tokens` tokens."""
+        return self.workers * min(tokens * self.token_bytes, GROUP_BYTES)
 
     def recipe(self) -> dict[str, Any]:
         """What of the engine decides bytes."""

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.errors import InputError
+from arrowbank.models import vllm_child
 from arrowbank.models.model_config import ModelConfig
-from arrowbank.targets import vllm_child
-from arrowbank.targets.vllm_engine import LINE_CHARACTERS, EngineConfig, Vllm, json_object, read_states
+from arrowbank.models.vllm_engine import LINE_CHARACTERS, EngineConfig, Vllm, json_object, read_states
 
 if TYPE_CHECKING:
     import torch

@@ -26,6 +26,7 @@ from arrowbank.errors import InputError
 from arrowbank.models.device import resolve_device
 from arrowbank.models.load import empty_part, widen_where_needed
 from arrowbank.models.taps import load_taps_reader
+from arrowbank.models.vllm_engine import MOST_TOKENS
 
 if TYPE_CHECKING:
     from arrowbank.models import ModelConfig, ModelInfo
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int32]
 
 LENGTHS = (1100, 150)  # of the rows, at least: beyond one block of every engine's attention cache, and two rows in one batch
-MOST_TOKENS = 4096  # of a row: where the data have longer ones, the first row is as long as the longest of them, up to this
 STRETCH = 16  # tokens that are judged together
 FLOORS = {"float32": 0.9999, "float16": 0.99, "bfloat16": 0.98}  # of a stretch's cosine: its lowest in float32, else its median
 ALIKE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}  # a relative error below which no neighbor is looked at
