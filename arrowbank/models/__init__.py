@@ -10,6 +10,7 @@ hidden states.
     passes.py        batches through a module: on the cores of a CPU, or on a GPU with one batch of look-ahead
     encoder.py       passes → one vector a text
     taps.py          passes → what several decoder blocks put out, for target banks
+    vllm_*.py        the same from vLLM, in a process of its own or a server; engine_probe.py compares it with transformers
 
 Importing this package pulls in neither torch nor transformers; the functions do when they are called.
 """
