@@ -21,6 +21,8 @@ from arrowbank.features.encode import encode
 from arrowbank.features.encode_config import EncodeConfig
 from arrowbank.features.tokenize import TokenizeConfig, tokenize
 from arrowbank.models import ModelConfig, describe, load_encoder, require_loadable
+from arrowbank.models.vllm_engine import EngineConfig
+from arrowbank.models.vllm_runner import find_engine
 from tests import tiny
 
 peft = pytest.importorskip("peft")
@@ -168,6 +170,12 @@ def test_without_peft_a_folder_with_an_adapter_is_refused(
     monkeypatch.setitem(sys.modules, "peft", None)  # what Python takes for a package that is not there
     with pytest.raises(InputError, match=r"pip install 'arrowbank\[peft\]'"):
         describe(ModelConfig(model=str(alone)))
+
+
+def test_a_serving_engine_which_would_leave_the_adapter_out_is_not_used(tmp_path: Path, tiny_qwen3: Path) -> None:
+    config = ModelConfig(model=str(adapted(tiny_qwen3, tmp_path / "alone", ["q_proj"])), device="cpu")
+    with pytest.raises(InputError, match="holds an adapter, which the engine would leave out"):
+        find_engine(EngineConfig(), config, describe(config), (), "post")
 
 
 def test_an_adapter_of_prompts_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
