@@ -55,8 +55,8 @@ def find_engine(config: EngineConfig, model: ModelConfig, info: ModelInfo, layer
     """The engine that `config` asks for. Raises InputError where it is not there, or cannot run this model."""
     if info.adapter is not None:
         raise InputError(
-            f"{info.adapter}: holds an adapter, which the engine would leave out without a word. Merge it into its model (merge_and_unload of "
-            "peft), or use --runner transformers."
+            f"{info.adapter}: holds an adapter, which the engine would leave out without a word. Merge it into its model (peft's "
+            "merge_and_unload), or use --runner transformers."
         )
     find = find_vllm if config.vllm_url is None else find_server
     return find(config, model, info, layers, norm)
