@@ -66,7 +66,7 @@ MOST_WORKERS = 2  # they make about as many texts as this process can merge; eac
 EXPANSION = 6  # of compressed text, roughly
 SAMPLED_BYTES, SAMPLED_FILES = 1 << 25, 64  # of the sources, for an estimate; a block of each file at the least
 ROW_BYTES = 40  # of a row beside its text and names: offsets of four columns, and the key
-ONE_PROCESS = "scan, whose table of keys is in one process: whether a text is new depends on all texts before it"
+ONE_PROCESS = "scan, whose table of keys is in one process (whether a text is new depends on all texts before it)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -331,11 +331,11 @@ def _modelopt(folder: Path, said: Said) -> list[Check]:
 def _token_shards(folder: Path, said: Said, *, format: str) -> list[Check]:
     if said:
         shards = TokenExport(folder).shards
-        width = said["T"] + (said["stride"] == "T+1")
+        width, behind = said["T"] + (said["stride"] == "T+1"), tokenshards.LAYOUTS[format].behind
         wrong = [
-            f"{entry['name']}: {entry['tokens']:,} tokens, {entry['examples']:,} examples of {width:,}"
+            f"{entry['name']}: {entry['tokens']:,} tokens, {entry['examples']:,} examples of {width:,} and {behind} behind"
             for entry in said["shards"]
-            if entry["tokens"] != entry["examples"] * width
+            if entry["tokens"] != entry["examples"] * width + behind
         ]
         if sum(entry["examples"] for entry in said["shards"]) != said["examples"]:
             wrong.append(f"the shards' examples do not add up to {said['examples']:,}")
