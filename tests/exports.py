@@ -14,7 +14,7 @@ from tests import arms, banks
 from tests.target_banks import import_config, make_target_bank
 
 TARGETS = ("deepspec", "specforge-eagle3", "specforge-dflash", "specforge-dspark", "modelopt")
-TOKENS = ("raw", "llmc", "nanogpt-npy", "megatron", "nanotron")
+TOKENS = ("raw", "llmc", "nanogpt", "nanogpt-npy", "megatron", "nanotron")
 EVERY = (*TARGETS, "speculators", "deepspec-import", *TOKENS, "npy", "parquet")
 
 
