@@ -116,10 +116,11 @@ class Part:
 
 
 class Old:
-    """Earlier spellings of an option: they still work, and say on standard error how it is spelled now."""
+    """Earlier spellings of an option: they still work, and say on standard error how it is spelled now; of a flag that has become an option
+    with a value, `value`."""
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
+    def __init__(self, *names: str, value: str = "") -> None:
+        self.names, self.value = names, value
 
 
 class _PlaceMark:

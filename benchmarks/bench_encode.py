@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowbank.engine.plan import BatchRules, batches, gather
+from arrowbank.features.encode_config import stream
 from arrowbank.models import ModelConfig, load_encoder, load_tokenizer
 from arrowbank.models.load import cpu_has_bfloat16
 
@@ -71,7 +72,7 @@ def ours(folder: Path, dtype: str) -> Callable[[list[str]], Vectors]:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         plan = list(batches(lengths, BatchRules()))
         out = np.empty((len(texts), encoder.hidden_size), np.float32)
-        pooled = encoder.encode_stream(gather(values, offsets, batch) for batch in plan)
+        pooled = stream(encoder, (gather(values, offsets, batch) for batch in plan))
         for batch, vectors in zip(plan, pooled, strict=True):
             out[batch.rows] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return out

@@ -111,7 +111,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "layer": ({"layer": 3}, "has 2 layers"),
     "negative layer": ({"layer": -4}, "has 2 layers"),
     "positions": ({"tokenize": {"max_tokens": 513}}, "--max-tokens 512 or less"),
-    "special tokens": ({"tokenize": {"max_tokens": 2, "special_tokens": True}}, "max_tokens is 2"),
+    "special tokens": ({"tokenize": {"max_tokens": 2, "special_tokens": "on"}}, "max_tokens is 2"),
     "tokenizer": ({"tokenize": {"tokenizer": "./no-such-folder"}}, "no such folder"),
 }
 

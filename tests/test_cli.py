@@ -21,11 +21,11 @@ RUN = "engine ray-address workers worker shards rows dry-run budget-gb restart"
 CONTRACT = {
     "scan": "source out field strict on-bad-line max-line-bytes onto workers dry-run budget-gb restart",
     "tokenize": f"tokenizer out max-tokens special-tokens on-long {RUN}",
-    "encode": "model out max-batch token-budget pooling layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows "
+    "encode": "model out max-batch token-budget pooling layer normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows "
     f"limit trial no-mirror encoder trust-remote-code onto drift-sample min-cosine {RUN}",
     "build": "source model out field strict on-bad-line max-line-bytes onto "
     "max-tokens special-tokens on-long max-batch token-budget pooling "
-    "layer no-normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers "
+    "layer normalize backbone dtype load-in-4bit gpu-memory-gb device shard-rows limit restart no-mirror engine workers "
     "drift-sample min-cosine",
     "merge": "out restart",
     "select": "where rows limit out texts restart",

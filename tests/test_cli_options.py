@@ -85,15 +85,16 @@ def test_an_earlier_spelling_is_taken_as_todays_and_says_so(
     verb: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = command(verb)
+    new, equals, fixed = new.partition("=")  # a flag may have become a value of an option
     option = next(param for param in found.params if new in param.opts)
     assert old not in [name for param in found.params for name in (*param.opts, *param.secondary_opts)]
-    expected = "True" if option.is_flag else "7"
-    for words in [[old]] if option.is_flag else [[old, "7"], [f"{old}=7"]]:
+    expected = fixed or ("True" if option.is_flag else "7")
+    for words in [[old]] if option.is_flag or fixed else [[old, "7"], [f"{old}=7"]]:
         context = found.make_context(verb, [], resilient_parsing=True)
         found.parse_args(context, words)
         value = context.params[option.name]
         assert str(value[0] if isinstance(value, list | tuple) else value) == expected
-        assert capsys.readouterr().err == f"arrowbank: {old} is now {new}\n"
+        assert capsys.readouterr().err == f"arrowbank: {old} is now {new}{equals}{fixed}\n"
     assert main([*verb.split(), "--help"]) == 0
     assert not re.search(rf"{old}(?![\w-])", capsys.readouterr().out)
 

@@ -132,7 +132,7 @@ WRONG: list[tuple[type, str, Any, str]] = [
     (ScanConfig, "on_bad_line", "ignore", "is 'ignore'; expected one of error, skip"),
     (TokenizeConfig, "max_tokens", "256", r"max_tokens is '256'; expected a whole number, at least 1 \(--max-tokens\)\."),
     (TokenizeConfig, "max_tokens", 0, "is 0; expected at least 1"),
-    (TokenizeConfig, "special_tokens", "yes", "expected True or False"),
+    (TokenizeConfig, "special_tokens", "yes", "expected one of auto, on, off"),
     (TokenizeConfig, "on_long", True, "expected one of truncate, error"),
     (TokenizeConfig, "tokenizer", None, "expected a string or a path"),
     (ModelConfig, "dtype", "fp16", "expected one of auto, float32, bfloat16, float16"),

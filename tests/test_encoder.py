@@ -163,7 +163,7 @@ def test_the_path_of_a_gpu_gives_the_same_vectors(tiny_qwen3: Path, qwen3: Model
     config = ModelConfig(model=str(tiny_qwen3), device="cpu")
     info = describe(config)
     cpu = torch.device("cpu")
-    reader = PooledReader(load_hidden_states(config, info, cpu), info.pooling)
+    reader = PooledReader(load_hidden_states(config, info, cpu), info, cpu)
     encoder = ModelEncoder(DevicePasses(reader, info, cpu))
     for vectors, expected in zip(encoder.encode_stream(BATCHES), qwen3.encode_stream(BATCHES), strict=True):
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)

@@ -308,7 +308,7 @@ def test_vectors_that_are_not_normalised_are_kept_as_they_are_and_may_not_overfl
     assert np.array_equal(bank.matrix[4], pooled.astype(np.float16))
     with pytest.raises(BadVector, match="past 65504"):
         encode(EncodeConfig(encoder="tests.banks:HugeEncoder", normalize=False), source.tokens, source.folder / "huge")
-    with pytest.raises(BadVector, match=r"(?s)too small for float16.*row \d+: '.*Leave out --no-normalize"):
+    with pytest.raises(BadVector, match=r"(?s)too small for float16.*row \d+: '.*Leave out --normalize off"):
         encode(EncodeConfig(encoder="tests.banks:SmallEncoder", normalize=False), source.tokens, source.folder / "small")
     encode(EncodeConfig(encoder="tests.banks:SmallEncoder"), source.tokens, source.folder / "small-normalised")
     encode(EncodeConfig(encoder="tests.banks:HugeEncoder"), source.tokens, source.folder / "huge-normalised")

@@ -253,7 +253,7 @@ def write_source(path: Path, names: range) -> Path:
 def build_config(model: Path, source: Path, onto: Path | None = None) -> BuildConfig:
     return BuildConfig(
         scan=ScanConfig(sources=(("train", str(source)),)),
-        tokenize=TokenizeConfig(tokenizer=str(model), special_tokens=True),
+        tokenize=TokenizeConfig(tokenizer=str(model), special_tokens="on"),
         encode=EncodeConfig(model=ModelConfig(model=str(model)), shard_rows=16),
         onto=str(onto) if onto else None,
     )

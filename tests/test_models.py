@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from arrowbank.errors import InputError
 from arrowbank.models import ModelConfig, describe, model_fingerprint, resolve_model
 from arrowbank.models.model_folder import files_digest
-from arrowbank.models.pooling import folder_pooling
+from arrowbank.models.sentence_folder import read_sentence_folder
 
 
 @pytest.fixture
@@ -318,25 +318,29 @@ def sentence_transformers_files(folder: Path, pooling: dict[str, Any], *more: st
         ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls"),
         ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "max+mean"),
+        ({"pooling_mode": "weightedmean"}, "weighted_mean"),
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": ["lasttoken"]}, "last"),
     ],
 )
 def test_auto_pooling_is_what_sentence_transformers_would_do(tmp_path: Path, pooling: dict[str, Any], expected: str) -> None:
     sentence_transformers_files(tmp_path, pooling, "Normalize")
-    assert folder_pooling(tmp_path) == expected
+    found = read_sentence_folder(tmp_path)
+    assert found is not None
+    assert found.pooling == expected
 
 
 def test_auto_pooling_without_their_files_is_the_mean(tmp_path: Path) -> None:
-    assert folder_pooling(tmp_path) == "mean"
+    assert read_sentence_folder(tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("pooling", "more", "expected"),
     [
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, (), r"asks for mean \+ max"),
-        ({"pooling_mode": "weightedmean"}, (), "asks for weightedmean"),
-        ({"pooling_mode": "mean"}, ("Dense", "Normalize"), "lists Dense, which arrowbank does not apply"),
+        ({"pooling_mode": "median"}, (), "pooling 'median'; expected one of cls, max, mean"),
+        ({"pooling_mode": "mean"}, ("CNN", "Normalize"), "lists CNN, which arrowbank does not apply"),
+        ({"pooling_mode": "mean"}, ("Dense", "Normalize"), "a Dense without in_features"),
     ],
 )
 def test_auto_pooling_refuses_what_it_would_not_do(

@@ -40,7 +40,9 @@ def make_bank(folder: Path, tokenizer: Path, encode: EncodeConfig, prompt: str =
     (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = BuildConfig(
         scan=ScanConfig(sources=(("train", str(folder / "train.jsonl")),)),
-        tokenize=TokenizeConfig(tokenizer=str(tokenizer), max_tokens=12, special_tokens=True, prompt=prompt),
+        tokenize=TokenizeConfig(
+            tokenizer=str(tokenizer), max_tokens=12, special_tokens="on", prompt=(prompt,) if prompt else ()
+        ),
         encode=encode,
     )
     build(config, folder / "bank")

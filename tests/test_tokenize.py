@@ -21,7 +21,7 @@ from arrowbank import EncodeConfig, ModelConfig, SelectConfig, encode, select, v
 from arrowbank.bank import open_bank
 from arrowbank.engine.stage import RunOptions
 from arrowbank.errors import CorruptBank, InputError, PlanMismatch, WorkerDied
-from arrowbank.features.tokenize import Batches, TokenizeConfig, tokenize
+from arrowbank.features.tokenize import Batches, TokenizeConfig, TokenRules, tokenize
 from tests import tiny
 from tests.test_growing import Said
 
@@ -80,7 +80,7 @@ both = pytest.mark.parametrize("kind", ["bpe_tokenizer", "wordpiece_tokenizer"],
 @pytest.mark.parametrize("max_tokens", [3, 16, 4096])
 def test_equals_the_tokenizer_itself(tmp_path: Path, kind: Path, special_tokens: bool, max_tokens: int) -> None:
     texts = tiny.save_texts_bank(tmp_path / "texts", AWKWARD)
-    config = TokenizeConfig(tokenizer=str(kind), max_tokens=max_tokens, special_tokens=special_tokens)
+    config = TokenizeConfig(tokenizer=str(kind), max_tokens=max_tokens, special_tokens="on" if special_tokens else "off")
     manifest = tokenize(config, texts, tmp_path / "tokens")
     expected = reference(kind, AWKWARD, max_length=max_tokens, add_special_tokens=special_tokens)
     assert rows_of(tmp_path / "tokens") == expected
@@ -95,18 +95,19 @@ def test_equals_the_tokenizer_itself(tmp_path: Path, kind: Path, special_tokens:
 
 def test_a_text_without_tokens_is_said_counted_and_refused_by_encode(tmp_path: Path, tiny_bert: Path) -> None:
     texts, said = tiny.save_texts_bank(tmp_path / "texts", ["a", "\u200b\x01", "b"]), Said()
-    manifest = tokenize(TokenizeConfig(tokenizer=str(tiny_bert)), texts, tmp_path / "tokens", progress=said)
+    without = TokenizeConfig(tokenizer=str(tiny_bert), special_tokens="off")
+    manifest = tokenize(without, texts, tmp_path / "tokens", progress=said)
     assert rows_of(tmp_path / "tokens")[1] == []
     assert manifest["counts"]["empty"] == 1
     assert any("of 1 texts the tokenizer leaves no token" in line for line in said.messages)
     assert all(check.ok for check in verify(tmp_path / "tokens"))
-    config = EncodeConfig(model=ModelConfig(model=str(tiny_bert), device="cpu"))
+    config = EncodeConfig(model=ModelConfig(model=str(tiny_bert), device="cpu"), as_tokenized=True)
     with pytest.raises(InputError, match=r"(?s)1 texts have no token.*row 1: '\\u200b\\x01'.*--where 'length>=1'"):
         encode(config, tmp_path / "tokens", tmp_path / "features")
     assert not (tmp_path / "features").exists()
     select(SelectConfig(where=("length>=1",)), tmp_path / "tokens", tmp_path / "some")
     assert encode(config, tmp_path / "some", tmp_path / "features")["rows"] == 2
-    tokenize(TokenizeConfig(tokenizer=str(tiny_bert), special_tokens=True), texts, tmp_path / "special", progress=said)
+    tokenize(TokenizeConfig(tokenizer=str(tiny_bert), special_tokens="on"), texts, tmp_path / "special", progress=said)
     assert any("leaves its special tokens only" in line for line in said.messages)
     assert encode(config, tmp_path / "special", tmp_path / "three")["rows"] == 3
 
@@ -116,7 +117,7 @@ def test_a_text_without_tokens_is_said_counted_and_refused_by_encode(tmp_path: P
 def test_truncates_on_the_tokenizers_own_side(tmp_path: Path, side: str, special_tokens: bool) -> None:
     folder = tiny.save_wordpiece_tokenizer(tmp_path / "tokenizer", truncation_side=side)
     texts = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(30))
-    config = TokenizeConfig(tokenizer=str(folder), max_tokens=8, special_tokens=special_tokens)
+    config = TokenizeConfig(tokenizer=str(folder), max_tokens=8, special_tokens="on" if special_tokens else "off")
     manifest = tokenize(config, texts, tmp_path / "tokens")
     assert rows_of(tmp_path / "tokens") == reference(folder, tiny.texts(30), max_length=8, add_special_tokens=special_tokens)
     assert 0 < manifest["counts"]["truncated"] < 30
@@ -136,7 +137,7 @@ def test_a_saved_padding_or_truncation_of_the_tokenizers_own_is_not_used(tmp_pat
 
 def test_the_prompt_goes_before_every_text(tmp_path: Path, bpe_tokenizer: Path) -> None:
     texts = tiny.save_texts_bank(tmp_path / "texts", AWKWARD)
-    tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer), prompt="query: "), texts, tmp_path / "tokens")
+    tokenize(TokenizeConfig(tokenizer=str(bpe_tokenizer), prompt=("query: ",)), texts, tmp_path / "tokens")
     prompted = ["query: " + text for text in AWKWARD]
     assert rows_of(tmp_path / "tokens") == reference(bpe_tokenizer, prompted, max_length=256, add_special_tokens=False)
 
@@ -147,7 +148,7 @@ def test_the_prompt_goes_before_every_text(tmp_path: Path, bpe_tokenizer: Path) 
 def test_real_tokenizers(tmp_path: Path, name: str, special_tokens: bool) -> None:
     folder, texts = real_tokenizer(name, tmp_path), AWKWARD + tiny.texts(200)
     bank = tiny.save_texts_bank(tmp_path / "texts", texts)
-    config = TokenizeConfig(tokenizer=str(folder), max_tokens=12, special_tokens=special_tokens)
+    config = TokenizeConfig(tokenizer=str(folder), max_tokens=12, special_tokens="on" if special_tokens else "off")
     tokenize(config, bank, tmp_path / "tokens")
     assert rows_of(tmp_path / "tokens") == reference(folder, texts, max_length=12, add_special_tokens=special_tokens)
 
@@ -166,7 +167,7 @@ def test_any_batch_equals_the_tokenizer_itself(
     tokenizer.backend_tokenizer.enable_truncation(max_tokens)
     file = tmp_path / f"{max_tokens}.json"
     tokenizer.backend_tokenizer.save(str(file))
-    batches = Batches(file, "", max_tokens, special_tokens, False)
+    batches = Batches(file, TokenRules(max_tokens=max_tokens, special_tokens=special_tokens), False)
     table = batches(pa.table({"text": pa.array(texts, pa.large_string())}))
     table.validate(full=True)
     ids = [
@@ -251,7 +252,7 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path, wordpiece_tokenizer: P
     texts[4321] = "the end of a very long row " * 40
     texts[4500] = "another long row " * 80
     bank = tiny.save_texts_bank(tmp_path / "texts", texts)
-    config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=120, special_tokens=True, on_long="error")
+    config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=120, special_tokens="on", on_long="error")
     length = len(AutoTokenizer.from_pretrained(str(wordpiece_tokenizer))(texts[4321])["input_ids"])
     with pytest.raises(InputError, match=rf"row 4321 has {length} tokens, more than --max-tokens 120: 'the end of a very"):
         tokenize(config, bank, tmp_path / "tokens", options=RunOptions(workers=2))
@@ -298,7 +299,7 @@ def test_a_tokenizer_that_is_not_fast_is_refused(tmp_path: Path) -> None:
 
 def test_room_for_special_tokens_only_is_refused(tmp_path: Path, wordpiece_tokenizer: Path) -> None:
     bank = tiny.save_texts_bank(tmp_path / "texts", AWKWARD)
-    config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=2, special_tokens=True)
+    config = TokenizeConfig(tokenizer=str(wordpiece_tokenizer), max_tokens=2, special_tokens="on")
     with pytest.raises(InputError, match="max_tokens is 2, the tokenizer's own special tokens take 2"):
         tokenize(config, bank, tmp_path / "tokens")
 

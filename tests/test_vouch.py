@@ -39,6 +39,7 @@ FREE = {
         "texts.plan_digest",
     ),
     *("kinds.query", "kinds.candidate", "kinds.title", "max_tokens", "max_key_tokens", "special_tokens", "prompt", "on_long"),
+    "effective_recipe",
     *("tokenizer_fingerprint", "limit", "generations"),
     # of the model behind a trunk bank
     *("chain", "num_hidden_layers", "vocab_size"),

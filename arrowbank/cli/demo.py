@@ -134,7 +134,7 @@ def demo_bank(sources: Mapping[str, Path], model: str) -> BuildConfig:
     """The bank of the episodes in `sources` (split → file) under the sentence encoder in the folder `model`."""
     return BuildConfig(
         scan=ScanConfig(sources=tuple((split, str(path)) for split, path in sources.items())),
-        tokenize=TokenizeConfig(tokenizer=model, max_tokens=256, special_tokens=True),
+        tokenize=TokenizeConfig(tokenizer=model),
         encode=EncodeConfig(model=ModelConfig(model=model, device="cpu"), rules=BatchRules(max_batch=128, token_budget=8192)),
     )
 

@@ -100,7 +100,8 @@ class Option:
         """What was given as a value of the field, still to be checked. InputError where it cannot be read."""
         if self._item is not None:
             return tuple(self._read(one, self._item) for one in given)
-        return not self.default if core_of(self.hint) is bool and self.default is True else self._read(given, self.hint)
+        is_flag = core_of(self.hint) is bool and not self.help.read
+        return not self.default if is_flag and self.default is True else self._read(given, self.hint)
 
     def _read(self, text: Any, hint: Any) -> Any:
         kind = core_of(hint)
@@ -341,7 +342,7 @@ def runnable(function: Callable[..., None]) -> Callable[..., None]:
     run.arguments = arguments  # type: ignore[attr-defined]
     run.configs = configs  # type: ignore[attr-defined]
     run.renamed = {  # type: ignore[attr-defined]
-        old: option.flag
+        old: f"{option.flag}={said.value}" if said.value else option.flag
         for option in options.values()
         for said in marks(option.hint)
         if isinstance(said, Old)

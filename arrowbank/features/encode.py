@@ -60,6 +60,7 @@ class EncodeJob:
     tokens: TokensBank
     texts: Bank
     info: ModelInfo | None = None
+    skip: int = 0  # tokens of the prompt, where they are not pooled
     drift: DriftCheck | None = None
     vllm: VllmJob | None = None
 
@@ -77,7 +78,7 @@ class EncodeJob:
             return self.vllm.load_encoder(number)
         from arrowbank.models import load_encoder  # transformers is not needed for an encoder of the user's own
 
-        return load_encoder(self.config.model, worker=number, info=self.info)
+        return load_encoder(self.config.model, worker=number, info=self.info, skip=self.skip)
 
 
 class ShardEncoder:
@@ -116,7 +117,7 @@ class ShardEncoder:
         layer = self._config.model.layer if self._config.model else "the encoder's"
         remedy = "Such a vector comes from the model or its dtype: try --dtype float32 or bfloat16, or check the weights."
         if what.startswith("too small") and not self._config.normalize:
-            remedy = "Leave out --no-normalize: vectors of norm 1 fit float16."
+            remedy = "Leave out --normalize off: vectors of norm 1 fit float16."
         raise BadVector(
             f"shard {shard.index}: {len(bad)} vectors of {batch.length} tokens are {what} (layer {layer}):"
             f"{shown_texts(self._texts, rows)}\nNothing of this shard was kept. {remedy}"
@@ -129,7 +130,7 @@ def shown_texts(texts: Bank, rows: Sequence[int] | npt.NDArray[np.int64]) -> str
     return "".join(f"\n  row {row}: {text[:80]!r}" for row, text in found)
 
 
-CARRIED = ("sources", "fields", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt")
+CARRIED = ("sources", "fields", "kinds", "tokenizer", "tokenizer_fingerprint", "special_tokens", "prompt", "prompts")
 SAMPLED_BATCHES = 8
 
 
@@ -245,7 +246,7 @@ class EncodeStage(Stage):
     @property
     def hidden_size(self) -> int:
         """How many numbers a stored vector has."""
-        found = self.model.hidden_size if self.model else int(load_custom_encoder(self.config.model_path).hidden_size)
+        found = self.model.width if self.model else int(load_custom_encoder(self.config.model_path).hidden_size)
         return width_of(self.config, found)
 
     @property
@@ -334,6 +335,7 @@ class EncodeStage(Stage):
             "mirror": self.mirrored,
             **self._dim,
             **({} if self.vllm is None else {"engine": self.vllm.recipe()}),
+            **({"prompt_tokens_left_out": self.skip} if self.skip else {}),
             **({} if self.config.trial is None else {"trial": self.config.trial}),
             **({"onto": {"content": self.old.content_digest, "rows": len(self.old)}} if self.old else {}),
         }
@@ -368,6 +370,7 @@ class EncodeStage(Stage):
             **(mirror_fields(self.rows) if self.mirrored else {}),
             "encoded_rows": 0,
             **({} if self.vllm is None else {"engine": self.vllm.facts()}),
+            "effective_recipe": self.effective,
             "encoding": {
                 **self.config.rules.recipe(),
                 "backbone": model.backbone if model else "encoder",
@@ -377,7 +380,80 @@ class EncodeStage(Stage):
             },
         }
 
+    @cached_property
+    def skip(self) -> int:
+        """The first tokens of each text that are not pooled: those of the prompt, where the model's folder leaves them out."""
+        sentence = self.model.sentence if self.model else None
+        return self.token_bank.manifest.prompt_tokens if sentence and not sentence.include_prompt else 0
+
+    @cached_property
+    def effective(self) -> str:
+        """What the vectors are, in a line."""
+        tokens, info = self.token_bank.manifest, self.model
+        prompts = tokens.prompts or {"": tokens.prompt or ""}
+        said = [
+            f"{kind or 'other'}={prompt!r}" if tokens.prompts else repr(prompt) for kind, prompt in prompts.items() if prompt
+        ]
+        facts = [
+            f"special tokens {'on' if tokens.special_tokens else 'off'}",
+            f"prompt {', '.join(said) or 'none'}" + (" (not pooled)" if self.skip else ""),
+            f"at most {tokens.max_tokens} tokens",
+        ]
+        if info is not None:
+            modules = info.sentence.named_modules if info.sentence else []
+            facts.append(f"pooling {info.pooling}")
+            facts.append(f"modules {', '.join(modules)}" if modules else "no modules")
+        facts += [f"normalized {'on' if self.config.normalize else 'off'}", f"{self.hidden_size} dimensions"]
+        return "; ".join([*facts, *([info.dtype] if info else [])])
+
+    def _check_as_asked(self) -> None:
+        """InputError for tokens that were made otherwise than the model's folder asks for."""
+        if self.config.model is None or self.config.as_tokenized:
+            return
+        from arrowbank.models import text_rules
+
+        model, tokens = self.config.model, self.token_bank.manifest
+        asked = text_rules(model.model, trust_remote_code=model.trust_remote_code)
+        wrong = []
+        if tokens.special_tokens != asked.special_tokens:
+            found, wanted = ("with", "without") if tokens.special_tokens else ("without", "with")
+            wrong.append(f"were made {found} special tokens, expected {wanted} (--special-tokens)")
+        used, known = (
+            set((tokens.prompts or {"": tokens.prompt or ""}).values()),
+            {*asked.prompts.values(), asked.default_prompt},
+        )
+        if asked.prompts and not used <= (known if asked.default_prompt else known | {""}):
+            wrong.append(
+                f"have the prompt {min(used - known)!r}, expected one of {', '.join(map(repr, sorted(known)))} (--prompt)"
+            )
+        longest = int(np.diff(self._offsets).max(initial=0))
+        if asked.max_tokens is not None and longest > asked.max_tokens:
+            wrong.append(f"have up to {longest} in a text, expected at most {asked.max_tokens} (--max-tokens)")
+        if (
+            asked.max_tokens is not None
+            and (tokens.max_tokens or 0) < asked.max_tokens
+            and (tokens.counts or {}).get("truncated")
+        ):
+            wrong.append(f"were cut to {tokens.max_tokens} a text, expected {asked.max_tokens} (--max-tokens)")
+        if wrong:
+            raise InputError(
+                f"{self.token_bank.folder}: its tokens {'; they '.join(wrong)}. {self.config.model_path!r} would give other vectors than "
+                f"it was trained for. Tokenize with --tokenizer {self.config.model_path}, or take them as they are: --as-tokenized."
+            )
+
     def check(self) -> None:
+        self._check_as_asked()
+        sentence = self.model.sentence if self.model else None
+        if self.config.runner == "vllm" and sentence and (sentence.static or not sentence.include_prompt):
+            raise InputError(
+                f"--runner vllm: {self.config.model_path!r} is a table of vectors, or does not pool the tokens of a prompt, which is done "
+                "by transformers only. Leave --runner out."
+            )
+        if sentence and not sentence.include_prompt and self.token_bank.manifest.prompts:
+            raise InputError(
+                f"{self.config.model_path}: does not pool the tokens of a prompt, and the kinds of texts in {self.token_bank.folder} have "
+                "different prompts. Make a bank of each kind: arrowbank select TEXTS --where kind=KIND."
+            )
         lengths = np.diff(self._offsets)
         if len(empty := np.flatnonzero(lengths == 0)):
             raise InputError(
@@ -397,6 +473,12 @@ class EncodeStage(Stage):
     # the work
 
     def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
+        progress.message(f"{bank.folder}: {self.effective}")
+        sentence = self.model.sentence if self.model else None
+        if sentence and not sentence.normalizes and self.config.normalize:
+            progress.message(
+                "the model's folder does not normalize; vectors are stored with norm 1 (same cosine). --normalize off keeps its scale"
+            )
         if self.old and (count := adopt(self.old, bank, options.chosen(self.shards))):
             progress.message(f"{bank.folder}: {count:,} rows are those of {self.old.folder}")
         if self.vllm is not None:
@@ -410,7 +492,7 @@ class EncodeStage(Stage):
 
     def job(self, drift: DriftCheck | None = None) -> EncodeJob:
         """The factory of workers."""
-        return EncodeJob(self.config, self.token_bank, self.texts, self.model, drift, self.vllm_job)
+        return EncodeJob(self.config, self.token_bank, self.texts, self.model, self.skip, drift, self.vllm_job)
 
     def workers(self, bank: BankWriter) -> EncodeJob:
         self.token_bank.check_hashes()

@@ -19,17 +19,37 @@ from arrowbank.errors import ArrowbankError, InputError
 from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.vllm_engine import EngineConfig
 from arrowbank.models.vllm_runner import Runner, check_runner
-from arrowbank.settings import EXECUTION, Cosine, Count, Help, Natural, Part, Place, Settings, refuse_unread, require_one
+from arrowbank.settings import (
+    EXECUTION,
+    Cosine,
+    Count,
+    Flag,
+    Help,
+    Natural,
+    Old,
+    Part,
+    Place,
+    Settings,
+    refuse_unread,
+    require_one,
+)
 
 # Raise this by one whenever the same tokens and weights would give other vectors: batching, pooling, normalising, rounding.
 # It is part of the plan digest, so no bank is ever finished by a method other than the one that began it.
-ENCODING_METHOD = 1
+ENCODING_METHOD = 2
 
 DRIFT_SAMPLE = 64
 # Lowest cosines to MiniLM's float32 vectors over 64 texts: bfloat16 0.99994, weights rounded to 8 bits 0.9991, to 4 bits 0.83,
 # another pooling or layer below 0.3. So the bound lets through what rounding does, and nothing else: another device or library
 # version passes, another model or a quantisation that nobody declared does not.
 MIN_COSINE = 0.999
+
+
+def on_or_off(text: str) -> bool:
+    """The value of an option that is on or off."""
+    if text not in ("on", "off"):
+        raise InputError(f"--normalize {text}: expected on or off.")
+    return text == "on"
 
 
 class Encoder(Protocol):
@@ -60,12 +80,18 @@ class EncodeConfig(Settings):
     runner: Runner = "transformers"
     engine: Annotated[EngineConfig, Part(without=("vllm_url",))] = field(default_factory=EngineConfig)
     rules: BatchRules = field(default_factory=BatchRules)
-    normalize: Annotated[bool, Help("Keep the vectors' length.")] = True
-    dim: Annotated[Count, Help("Keep the first N dimensions (Matryoshka), then normalize.")] | None = None
+    normalize: Annotated[
+        bool,
+        Flag("--normalize"),
+        Help("off: keep the model's own scale.", "on|off", default="on", read=on_or_off),
+        Old("--no-normalize", value="off"),
+    ] = True
+    dim: Annotated[Count, Help("The first N dimensions, normalized again.")] | None = None
     shard_rows: Annotated[Count, Help("Rows per shard (at most 1 GiB of vectors).")] = SHARD_ROWS
     limit: Annotated[Count, Help("Only the first N rows.")] | None = None
     trial: Annotated[Count, Help("Encode N rows to try it; the bank is never committed.")] | None = None
     mirror: Annotated[bool, Help("Leave out the .npy, index.json and texts.jsonl.")] = True
+    as_tokenized: Annotated[bool, Help("Take tokens that were made otherwise than the model's folder asks for.")] = False
     onto: Annotated[Place, Help("A feature bank of the first rows: its shards are taken over.", "DIR")] | None = None
     drift_sample: (
         Annotated[Natural, Help("With --onto: old texts encoded again first; 0: none.", default="64"), EXECUTION] | None

@@ -19,7 +19,7 @@ from arrowbank.features.encode_config import EncodeConfig, check_growth, load_cu
 from arrowbank.features.grow import open_old
 from arrowbank.features.scan import ScanConfig, estimate_scan, scan
 from arrowbank.features.scan import inputs_of as scanned
-from arrowbank.features.tokenize import TokenizeConfig, tokenize, truncating_backend
+from arrowbank.features.tokenize import TokenizeConfig, token_rules, tokenize, truncating_backend
 from arrowbank.models import describe, load_tokenizer, local_model, require_loadable
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Help, Part, Place, Settings, checked, refuse_unread
@@ -39,7 +39,7 @@ class BuildConfig(Settings):
             follows={"tokenizer": "model"},
         ),
     ]
-    encode: Annotated[EncodeConfig, Part(without=("runner", "engine"))]
+    encode: Annotated[EncodeConfig, Part(without=("runner", "engine"), hidden=("as_tokenized",))]
     onto: Annotated[Place, Help("A folder that build made: encode only unseen texts.", "DIR")] | None = None
 
 
@@ -66,6 +66,7 @@ def build(
     texts, tokens, features = (Path(out) / name for name in PARTS)
     require_separate([("--out", texts), ("--out", tokens), ("--out", features)], inputs_of(config))
     config = _grown(config, config.onto) if config.onto is not None else config
+    config = _as_the_model_asks(config)
     _check_stages(config, Path(out), options, progress)
     whole = RunOptions(workers=options.workers, budget_gb=options.budget_gb, restart=options.restart)
     scan(config.scan, texts, options=whole, progress=progress)
@@ -73,15 +74,26 @@ def build(
     return encode(config.encode, tokens, features, options=options, progress=progress)
 
 
+def _as_the_model_asks(config: BuildConfig) -> BuildConfig:
+    """Texts are tokenized as the model's folder asks; what the user asks of them otherwise, `encode` takes."""
+    if config.encode.model is None:
+        return config
+    tokens = replace(config.tokenize, model=config.encode.model.model)
+    return replace(
+        config, tokenize=tokens, encode=replace(config.encode, as_tokenized=config.encode.as_tokenized or tokens.as_asked)
+    )
+
+
 def _check_stages(config: BuildConfig, out: Path, options: RunOptions, progress: Progress) -> None:
     """Refuse, before the scan, what `tokenize` and `encode` would refuse after it."""
     tokenizer = load_tokenizer(config.tokenize.tokenizer, trust_remote_code=config.tokenize.trust_remote_code)
-    truncating_backend(tokenizer, config.tokenize)
+    rules = token_rules(config.tokenize, [kind for kind, _ in config.scan.paths])
+    truncating_backend(tokenizer, rules)
     if config.encode.model is None:
         hidden_size = int(load_custom_encoder(config.encode.model_path).hidden_size)
     else:
         info = describe(config.encode.model)
-        hidden_size, limit, most = info.hidden_size, info.max_positions, config.tokenize.max_tokens
+        hidden_size, limit, most = info.width, info.max_positions, rules.max_tokens
         if limit is not None and most > limit:
             raise InputError(
                 f"model {info.model!r}: has {limit} positions, and texts may have {most} tokens (--max-tokens). Give --max-tokens "

@@ -23,7 +23,7 @@ from arrowbank.errors import ContractError, InputError, MissingDependency
 from arrowbank.features.encode_config import Encoder, load_custom_encoder
 from arrowbank.features.nearest import MARGIN, Cosines, nearest, true_cosines, unit_queries
 from arrowbank.features.stored_vectors import encoded
-from arrowbank.features.tokenize import TokenizeConfig, token_rows
+from arrowbank.features.tokenize import TokenRules, token_rows
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
 from arrowbank.models.describe import NF4
 from arrowbank.models.model_config import Device, GpuMemory, TrustRemoteCode
@@ -96,7 +96,7 @@ class Searcher:
             self._index = IndexedRows(self.bank, self._among)
         if _model_config(self.bank, self.config) is None:
             _encoder_to_run(self.bank, self.config)  # before anything that takes long
-        self._tokens = _tokenize_config(self.bank, self.config)
+        self._tokens = _token_rules(self.bank)
         self._tokenizer = self._load_tokenizer()
         _same(self.bank, {"tokenizer_fingerprint": tokenizer_fingerprint(self._tokenizer)}, self.bank.manifest.json)
         self._encoder = self._load_encoder()
@@ -131,7 +131,7 @@ class Searcher:
         plain = [text.strip().encode("utf-8", "replace").decode() for text in texts]  # as `scan` takes them in
         if not all(plain):
             raise InputError("a query is empty. Give at least a word.")
-        ids = token_rows(self._tokenizer, self._tokens, plain)
+        ids = token_rows(self._tokenizer, self._tokens, plain, self.config.kind or QUERY)
         for text, row in zip(plain, ids, strict=True):
             if not row:
                 raise InputError(f"query {text[:60]!r}: the tokenizer drops all its characters. Give a word.")
@@ -148,8 +148,9 @@ class Searcher:
 
     def _load_tokenizer(self) -> PreTrainedTokenizerFast:
         """The bank's tokenizer. InputError where it is not where the bank says, with what to do."""
+        named = self.config.tokenizer or self.config.model or self.bank.manifest.json["tokenizer"]
         try:
-            return load_tokenizer(self._tokens.tokenizer, trust_remote_code=self.config.trust_remote_code)
+            return load_tokenizer(named, trust_remote_code=self.config.trust_remote_code)
         except InputError as error:
             if self.config.tokenizer or self.config.model:
                 raise
@@ -171,7 +172,7 @@ class Searcher:
             return own
         info = describe(model)
         _same(self.bank, info.recipe(), self._made["model"])
-        return load_encoder(model, info=info)
+        return load_encoder(model, info=info, skip=self._made.get("prompt_tokens_left_out", 0))
 
 
 def one_line(text: str, width: int = SHOWN) -> str:
@@ -207,7 +208,7 @@ def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None
         return None
     return ModelConfig(
         model=config.model or bank.manifest.model_path,
-        pooling=made["pooling"],
+        pooling="auto" if "modules" in made else made["pooling"],  # the folder's own, with its modules
         layer=made["layer"],
         backbone=made["backbone"],
         dtype=made["dtype"],
@@ -218,16 +219,11 @@ def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None
     )
 
 
-def _tokenize_config(bank: FeatureBank, config: SearchConfig) -> TokenizeConfig:
+def _token_rules(bank: FeatureBank) -> TokenRules:
     """How the bank's texts became tokens."""
-    manifest = bank.manifest
-    return TokenizeConfig(
-        tokenizer=config.tokenizer or config.model or manifest.json["tokenizer"],
-        max_tokens=manifest.max_key_tokens,
-        special_tokens=manifest.json["special_tokens"],
-        prompt=manifest.json["prompt"],
-        trust_remote_code=config.trust_remote_code,
-    )
+    manifest = bank.manifest.json
+    prompts = manifest.get("prompts") or {"": manifest["prompt"]}
+    return TokenRules(max_tokens=bank.manifest.max_key_tokens, special_tokens=manifest["special_tokens"], prompts=prompts)
 
 
 def _same(bank: FeatureBank, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -249,6 +245,7 @@ def _rows_of_kind(bank: FeatureBank, kind: str | None) -> npt.NDArray[np.bool_] 
     return bank.of_kind(kind)
 
 
+QUERY = "query"  # the kind whose prompt a query gets, where prompts differ
 MORE = 32  # rows asked for beside the k, at first
 FEW = 4  # queries: faiss takes them one by one, more are quicker together
 MOST = 4096  # where so many are as near as the k-th, a plain pass over the bank is quicker

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -53,6 +53,7 @@ SAMPLES, SAMPLED_TEXTS = 20, 50  # an estimate looks at so many places of the te
 COUNTED_CHARS = 1 << 18  # of a text whose tokens are counted for a message: a longer one would take hundreds of megabytes
 MAX_LIST_VALUES = 2**31 - 1  # 32-bit offsets
 CARRIED = ("sources", "fields", "kinds", "text_count")
+DECISIVE = ("tokenizer_fingerprint", "max_tokens", "special_tokens", "on_long", "prompt", "prompts", "generations")
 COUNTS = ("truncated", "empty", "tokens")  # of a shard, and of the bank
 
 BANK_SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "length": pa.int32()})
@@ -64,46 +65,106 @@ class TokenizeConfig(Settings):
     """How texts become tokens."""
 
     tokenizer: Annotated[Place, Help("A folder or hub name; a fast tokenizer.", "M")]
-    max_tokens: Annotated[Count, Help("Tokens kept of a text, special tokens included.")] = 256
-    special_tokens: Annotated[bool, Help("Add the tokenizer's special tokens.")] = False
+    max_tokens: Annotated[Count, Help("Tokens kept of a text.", default="the folder's, else 256")] | None = None
+    special_tokens: Annotated[Literal["auto", "on", "off"], Help("auto: as the model's folder asks.")] = "auto"
     on_long: Annotated[Literal["truncate", "error"], Help("What a text of more tokens does.")] = "truncate"
-    prompt: Annotated[str, Help('Prefix added to every text, for example "query: ".')] = ""
+    prompt: Annotated[
+        tuple[str, ...],
+        Help("Put before texts; KIND=… of a kind; repeat it.", "NAME|TEXT"),
+    ] = ()
+    model: Annotated[Place, Flag("")] | None = None
     trust_remote_code: TrustRemoteCode = False
     shard_rows: Annotated[Count, Flag("")] = SHARD_ROWS
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, str):  # one prompt for all texts
+            object.__setattr__(self, "prompt", (self.prompt,) if self.prompt else ())
+        if isinstance(self.special_tokens, bool):
+            object.__setattr__(self, "special_tokens", "on" if self.special_tokens else "off")
+        super().__post_init__()
 
     def check(self) -> None:
         if not self.tokenizer:
             raise InputError("tokenizer is empty. Give a model folder or name.")
 
     @property
-    def rows_a_shard(self) -> int:
-        """`shard_rows`, or as many as keep a shard's ids within 32-bit offsets."""
-        return max(1, min(self.shard_rows, MAX_LIST_VALUES // self.max_tokens))
+    def as_asked(self) -> bool:
+        """Whether the user decides something that the model's folder decides otherwise."""
+        return self.max_tokens is not None or self.special_tokens != "auto" or bool(self.prompt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRules:
+    """How texts become tokens: what the options and the model's folder come to. `prompts` are by kind of text, "" of all others."""
+
+    max_tokens: int
+    special_tokens: bool
+    prompts: Mapping[str, str] = field(default_factory=lambda: {"": ""})
+
+    def prompt(self, kind: str) -> str:
+        return self.prompts.get(kind, self.prompts[""])
+
+    @property
+    def by_kind(self) -> bool:
+        """Whether texts of different kinds have different prompts."""
+        return len(set(self.prompts.values())) > 1
+
+
+def token_rules(config: TokenizeConfig, kinds: Collection[str] = ()) -> TokenRules:
+    """What `config` comes to for texts of these kinds. Raises InputError for a prompt or a kind that there is not, and for a folder that
+    cannot be read.
+    """
+    asked = models.text_rules(config.model or config.tokenizer, trust_remote_code=config.trust_remote_code)
+    most = config.max_tokens or asked.max_tokens or (models.NO_LIMIT if asked.sentence else models.DEFAULT_TOKENS)
+    special = asked.special_tokens if config.special_tokens == "auto" else config.special_tokens == "on"
+    return TokenRules(max_tokens=most, special_tokens=special, prompts=_prompts(config.prompt, asked, kinds))
+
+
+def _prompts(given: Sequence[str], asked: models.TextRules, kinds: Collection[str]) -> dict[str, str]:
+    prompts = {"": asked.default_prompt}
+    for one in given:
+        kind, equals, value = one.partition("=")
+        of_kind = bool(equals) and (kind in kinds or (kind.isidentifier() and bool(kinds) and value in asked.prompts))
+        kind, value = (kind, value) if of_kind else ("", one)
+        if of_kind and kind not in kinds:
+            raise InputError(f"--prompt {one}: there are no texts of kind {kind!r}. Their kinds are {', '.join(kinds)}.")
+        if value not in asked.prompts and value.isidentifier() and asked.prompts:
+            raise InputError(
+                f"--prompt {one}: the model's folder has no prompt {value!r}. Its prompts are {', '.join(asked.prompts)}; a text of "
+                "your own ends in a space or a colon."
+            )
+        prompts[kind] = asked.prompts.get(value, value)
+    return prompts
 
 
 @dataclass(frozen=True)
 class Batches:
-    """What `map` calls with a table of texts, here or in a worker process: a table of RESULT_SCHEMA comes back."""
+    """What `map` calls with a table of texts (and their kinds, where prompts differ), here or in a worker process: a table of
+    RESULT_SCHEMA comes back."""
 
     tokenizer_file: Path
-    prompt: str
-    max_tokens: int
-    special_tokens: bool
+    rules: TokenRules
     split_special_tokens: bool
+
+    @property
+    def columns(self) -> list[str]:
+        return ["text", "kind"] if self.rules.by_kind else ["text"]
 
     def backend(self) -> Tokenizer:
         """The Rust tokenizer, truncation set."""
         return _read_backend(self.tokenizer_file, self.split_special_tokens)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        backend, column = self.backend(), table.column("text")
+        backend, rules, column = self.backend(), self.rules, table.column("text")
         encodings: list[Encoding] = []
         for start, stop in _pieces(column):  # so that long texts are not all in memory at once
-            texts = [self.prompt + text for text in column.slice(start, stop - start).to_pylist()]
-            encodings += models.encode_texts(backend, texts, special_tokens=self.special_tokens)
+            texts = column.slice(start, stop - start).to_pylist()
+            kinds = table.column("kind").slice(start, stop - start).to_pylist() if rules.by_kind else [""] * len(texts)
+            prompted = [rules.prompt(kind) + text for kind, text in zip(kinds, texts, strict=True)]
+            encodings += models.encode_texts(backend, prompted, special_tokens=rules.special_tokens)
         ids = [encoding.ids for encoding in encodings]
-        truncated = [len(i) >= self.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
-        added = backend.num_special_tokens_to_add(False) if self.special_tokens else 0
+        truncated = [len(i) >= rules.max_tokens and bool(e.overflowing) for i, e in zip(ids, encodings, strict=True)]
+        added = backend.num_special_tokens_to_add(False) if rules.special_tokens else 0
         empty = [len(i) <= added for i in ids]
         lengths = np.fromiter(map(len, ids), np.int32, len(ids))
         offsets = np.zeros(len(ids) + 1, np.int32)
@@ -185,16 +246,45 @@ class TokenizeStage(Stage):
         return models.load_tokenizer(self.config.tokenizer, trust_remote_code=self.config.trust_remote_code)
 
     @cached_property
+    def rules(self) -> TokenRules:
+        return token_rules(self.config, self.source.manifest.json.get("kinds", ()))
+
+    @property
+    def rows_a_shard(self) -> int:
+        """`shard_rows`, or as many as keep a shard's ids within 32-bit offsets."""
+        return max(1, min(self.config.shard_rows, MAX_LIST_VALUES // self.rules.max_tokens))
+
+    @cached_property
     def manifest(self) -> dict[str, Any]:
-        return _manifest_fields(self.config, self.tokenizer, self.source, Path(self.out))
+        source, rules = self.source, self.rules
+        carried = {name: value for name, value in source.manifest.json.items() if name in CARRIED or name.endswith("_sha256")}
+        return {
+            **carried,
+            "tokenizer": self.config.tokenizer,
+            "tokenizer_fingerprint": models.tokenizer_fingerprint(self.tokenizer),
+            "max_tokens": rules.max_tokens,
+            "special_tokens": rules.special_tokens,
+            "on_long": self.config.on_long,
+            "prompt": rules.prompts[""],
+            **({"prompts": dict(rules.prompts)} if rules.by_kind else {}),
+            "prompt_tokens": 0 if rules.by_kind else prompt_tokens(self.tokenizer, rules),
+            "generations": _generations(source),
+            "texts": {"path": os.path.relpath(source.folder, self.out), "plan_digest": source.plan_digest},
+        }
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        return _recipe(self.manifest, self.config, self.tokenizer)
+        return {
+            "method": METHOD,
+            "texts": self.manifest["texts"]["plan_digest"],
+            "shard_rows": self.rows_a_shard,
+            "split_special_tokens": bool(self.tokenizer.split_special_tokens),
+            **{name: self.manifest[name] for name in DECISIVE if name in self.manifest},
+        }
 
     @cached_property
     def shards(self) -> list[Shard]:
-        return shard_ranges(_generations(self.source), self.config.rows_a_shard)
+        return shard_ranges(_generations(self.source), self.rows_a_shard)
 
     @cached_property
     def _tokens_per_text(self) -> float:
@@ -203,7 +293,7 @@ class TokenizeStage(Stage):
         texts: list[str] = []
         for start in range(0, rows, max(SAMPLED_TEXTS, rows // SAMPLES)):
             texts += self.source.slice(start, min(start + SAMPLED_TEXTS, rows), ["text"])["text"].to_pylist()
-        return sum(map(len, token_rows(self.tokenizer, self.config, texts))) / len(texts)
+        return sum(map(len, token_rows(self.tokenizer, self.rules, texts))) / len(texts)
 
     def tokens(self, shard: Shard) -> int:
         return round(shard.rows * self._tokens_per_text)
@@ -213,17 +303,25 @@ class TokenizeStage(Stage):
 
     def prepare(self, bank: BankWriter, options: RunOptions, progress: Progress) -> None:
         self.source.check_hashes()
+        self._tell_unused_prompts(progress)
         own = "" if options.worker is None else f"-{options.worker[0]}"
         self._cache = bank.work_dir / f"map{own}"
         shutil.rmtree(self._cache, ignore_errors=True)  # a killed run's: to datasets a file that exists is a good one
         self._cache.mkdir(parents=True)
         self._batches = Batches(
-            _save_backend(self.tokenizer, self.config, self._cache / f"tokenizer-{bank.plan_digest[:16]}.json"),
-            self.config.prompt,
-            self.config.max_tokens,
-            self.config.special_tokens,
+            _save_backend(self.tokenizer, self.rules, self._cache / f"tokenizer-{bank.plan_digest[:16]}.json"),
+            self.rules,
             bool(self.tokenizer.split_special_tokens),
         )
+
+    def _tell_unused_prompts(self, progress: Progress) -> None:
+        asked = models.text_rules(self.config.model or self.config.tokenizer, trust_remote_code=self.config.trust_remote_code)
+        unused = [name for name, text in asked.prompts.items() if text and text not in self.rules.prompts.values()]
+        if unused and len(unused) == sum(map(bool, asked.prompts.values())):
+            progress.message(
+                f"the model's folder has prompts that no text gets: {', '.join(unused)}. Give --prompt NAME for all texts, or --prompt "
+                "KIND=NAME for those of a kind, where the model was trained so"
+            )
 
     def is_done(self, bank: BankWriter, shard: Shard) -> bool:
         return super().is_done(bank, shard) and _counts_of(bank.work_dir, shard.index) is not None
@@ -250,13 +348,17 @@ class TokenizeStage(Stage):
 
         processes = min(most, max(1, shard.rows // ROWS_WORTH_A_PROCESS))
         name = f"{bank.plan_digest[:32]}-{shard.index:05d}-{processes}"
-        rows = self.source.dataset.select_columns(["text"]).select(range(shard.start, shard.stop)).with_format("arrow")
+        rows = (
+            self.source.dataset.select_columns(self._batches.columns)
+            .select(range(shard.start, shard.stop))
+            .with_format("arrow")
+        )
         try:
             return rows.map(
                 self._batches,
                 batched=True,
                 batch_size=BATCH_ROWS,
-                remove_columns=["text"],
+                remove_columns=self._batches.columns,
                 features=Features.from_arrow_schema(RESULT_SCHEMA),
                 num_proc=processes if processes > 1 else None,
                 cache_file_name=str(self._cache / f"{name}.arrow"),
@@ -282,7 +384,7 @@ class TokenizeStage(Stage):
         every = [_counts_of(bank.work_dir, shard.index) or {} for shard in self.shards]
         counts = {name: sum(counts[name] for counts in every) for name in COUNTS}
         if counts["empty"]:
-            left = "its special tokens only" if self.config.special_tokens else "no token: `encode` refuses them"
+            left = "its special tokens only" if self.rules.special_tokens else "no token: `encode` refuses them"
             progress.message(f"{bank.folder}: of {counts['empty']:,} texts the tokenizer leaves {left}")
         return bank.commit(rows=len(self.source), manifest={"counts": counts})
 
@@ -311,7 +413,7 @@ class ShardTokenizer:
         tables = []
         for start in range(shard.start, shard.stop, BATCH_ROWS):
             stop = min(start + BATCH_ROWS, shard.stop)
-            tables.append(self.job.batches(self.job.source.slice(start, stop, ["text"])))
+            tables.append(self.job.batches(self.job.source.slice(start, stop, self.job.batches.columns)))
             report(stop - start)
         return self.counted(shard, pa.concat_tables(tables))
 
@@ -335,14 +437,15 @@ class ShardTokenizer:
         return batch
 
     def _too_long(self, row: int) -> InputError:
-        config, batches = self.job.config, self.job.batches
-        text = self.job.source.slice(row, row + 1, ["text"]).column("text")[0].as_py()
+        batches, column = self.job.batches, self.job.source.slice(row, row + 1, ["text", "kind"])
+        text, rules = column["text"][0].as_py(), self.job.batches.rules
         said = f"of {len(text):,} characters has more tokens than"
         if len(text) <= COUNTED_CHARS:
             backend = _read_backend(batches.tokenizer_file, batches.split_special_tokens, truncation=False)
-            said = f"has {len(backend.encode(config.prompt + text, add_special_tokens=config.special_tokens).ids)} tokens, more than"
+            prompted = rules.prompt(column["kind"][0].as_py()) + text
+            said = f"has {len(backend.encode(prompted, add_special_tokens=rules.special_tokens).ids)} tokens, more than"
         return InputError(
-            f"{self.job.source.folder}: row {row} {said} --max-tokens {config.max_tokens}: "
+            f"{self.job.source.folder}: row {row} {said} --max-tokens {rules.max_tokens}: "
             f"{text[:80]!r}. Raise --max-tokens, shorten the text, or give --on-long truncate."
         )
 
@@ -390,28 +493,28 @@ def _read_backend(path: Path, split_special_tokens: bool, truncation: bool = Tru
     return backend
 
 
-def _save_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, path: Path) -> Path:
+def _save_backend(tokenizer: PreTrainedTokenizerFast, rules: TokenRules, path: Path) -> Path:
     """Write the Rust tokenizer, set for this run's processes."""
-    publish_bytes(path, truncating_backend(tokenizer, config).to_str().encode())
+    publish_bytes(path, truncating_backend(tokenizer, rules).to_str().encode())
     return path
 
 
-def truncating_backend(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig) -> Tokenizer:
+def truncating_backend(tokenizer: PreTrainedTokenizerFast, rules: TokenRules) -> Tokenizer:
     """The Rust tokenizer, set as `tokenizer(text, truncation=True, max_length=…)` sets it. InputError where nothing would be left."""
     backend: Tokenizer = tokenizer.backend_tokenizer
-    added = backend.num_special_tokens_to_add(False) if config.special_tokens else 0
-    if config.max_tokens <= added:
-        raise InputError(f"max_tokens is {config.max_tokens}, the tokenizer's own special tokens take {added}. Give more.")
+    added = backend.num_special_tokens_to_add(False) if rules.special_tokens else 0
+    if rules.max_tokens <= added:
+        raise InputError(f"max_tokens is {rules.max_tokens}, the tokenizer's own special tokens take {added}. Give more.")
     backend.no_padding()
-    backend.enable_truncation(config.max_tokens, stride=0, strategy="longest_first", direction=tokenizer.truncation_side)
+    backend.enable_truncation(rules.max_tokens, stride=0, strategy="longest_first", direction=tokenizer.truncation_side)
     return backend
 
 
-def token_rows(tokenizer: PreTrainedTokenizerFast, config: TokenizeConfig, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of a few texts, here and at once: what `tokenize` with this tokenizer and config stores for them."""
-    backend = truncating_backend(tokenizer, config)
+def token_rows(tokenizer: PreTrainedTokenizerFast, rules: TokenRules, texts: Sequence[str], kind: str = "") -> list[list[int]]:
+    """The ids of a few texts of one kind, here and at once: what `tokenize` with this tokenizer and these rules stores for them."""
+    backend = truncating_backend(tokenizer, rules)
     backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
-    encodings = models.encode_texts(backend, [config.prompt + text for text in texts], special_tokens=config.special_tokens)
+    encodings = models.encode_texts(backend, [rules.prompt(kind) + text for text in texts], special_tokens=rules.special_tokens)
     return [encoding.ids for encoding in encodings]
 
 
@@ -419,27 +522,10 @@ def _generations(source: Bank) -> list[int]:
     return [int(end) for end in source.manifest.generations or [len(source)]]
 
 
-def _manifest_fields(config: TokenizeConfig, tokenizer: PreTrainedTokenizerFast, source: Bank, out: Path) -> dict[str, Any]:
-    carried = {name: value for name, value in source.manifest.json.items() if name in CARRIED or name.endswith("_sha256")}
-    return {
-        **carried,
-        "tokenizer": config.tokenizer,
-        "tokenizer_fingerprint": models.tokenizer_fingerprint(tokenizer),
-        "max_tokens": config.max_tokens,
-        "special_tokens": config.special_tokens,
-        "on_long": config.on_long,
-        "prompt": config.prompt,
-        "generations": _generations(source),
-        "texts": {"path": os.path.relpath(source.folder, out), "plan_digest": source.plan_digest},
-    }
-
-
-def _recipe(fields: dict[str, Any], config: TokenizeConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    decisive = ("tokenizer_fingerprint", "max_tokens", "special_tokens", "on_long", "prompt", "generations")
-    return {
-        "method": METHOD,
-        "texts": fields["texts"]["plan_digest"],
-        "shard_rows": config.rows_a_shard,
-        "split_special_tokens": bool(tokenizer.split_special_tokens),
-        **{name: fields[name] for name in decisive},
-    }
+def prompt_tokens(tokenizer: PreTrainedTokenizerFast, rules: TokenRules) -> int:
+    """How many tokens of each text are the prompt's, as sentence-transformers counts them: those of the prompt alone, less a special token
+    behind it."""
+    if not rules.prompts[""]:
+        return 0
+    [ids] = token_rows(tokenizer, rules, [""])
+    return len(ids) - (bool(ids) and ids[-1] in tokenizer.all_special_ids)

@@ -6,9 +6,11 @@ is not in the recipe: a GPU and a CPU differ in last bits but make the same bank
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,22 +21,26 @@ from arrowbank.models.device import quiet, refusing, resolve_device
 from arrowbank.models.model_config import ModelConfig
 from arrowbank.models.model_folder import (
     ADAPTER_CONFIG,
+    MODULES,
+    SINGLE,
     adapted_fingerprint,
     adapter_files,
     base_folder,
+    files_digest,
     model_fingerprint,
     read_json,
     resolve_model,
     weight_files,
 )
-from arrowbank.models.pooling import folder_pooling, require_no_projection
+from arrowbank.models.sentence_folder import SentenceFolder, read_sentence_folder, require_no_projection, static_table
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # Bump when the forward pass or the pooling changes so that the same model and ids give other bits.
-FORWARD_VERSION = 1
+FORWARD_VERSION = 2
 
+MODEL2VEC_TOKENS = 512  # what its encode() cuts texts to
 NF4 = {"method": "bitsandbytes", "bits": 4, "type": "nf4", "double_quant": True}
 
 # These embed positions from pad_token_id + 1 on, so their table holds that many fewer than it has rows.
@@ -71,13 +77,23 @@ class ModelInfo:
     devices: int
     code: bool = False
     adapter: Path | None = None
+    sentence: SentenceFolder | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The numbers of a vector: of the pooled hidden states, or of what the folder's modules make of them."""
+        pooled = self.hidden_size * (self.pooling.count("+") + 1)
+        return pooled if self.sentence is None else self.sentence.width(pooled)
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the model's files; computed when first asked for, since it reads all of them."""
-        base = model_fingerprint(self.folder, code=self.code)
-        return base if self.adapter is None else adapted_fingerprint(base, self.adapter, adapter_files(self.adapter))
+        is_table = self.sentence is not None and self.sentence.static
+        base = files_digest(self.folder, [self.folder / SINGLE]) if is_table else model_fingerprint(self.folder, code=self.code)
+        if self.adapter is not None:
+            base = adapted_fingerprint(base, self.adapter, adapter_files(self.adapter))
+        return base if self.sentence is None else hashlib.sha256(f"{base}\n{self.sentence.digest}".encode()).hexdigest()
 
     def recipe(self) -> dict[str, Any]:
         """JSON-able: all of the model that decides a bank's values; neither path, device nor time."""
@@ -91,8 +107,71 @@ class ModelInfo:
             "dtype": self.dtype,
             "quantisation": self.quantisation,
             "forward_version": FORWARD_VERSION,
+            **({} if self.sentence is None else {"modules": self.sentence.named_modules, "width": self.width}),
             **({} if self.adapter is None else {"adapter": read_json(self.adapter / ADAPTER_CONFIG).get("peft_type")}),
         }
+
+
+DEFAULT_TOKENS = 256  # of a text, where the model's folder says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRules:
+    """What a model's folder asks of texts. `max_tokens` is None where it sets no limit; `prompts` are by name, `default_prompt` is what is
+    put before a text where nobody asks for another one. `sentence` tells whether sentence-transformers saved the folder."""
+
+    special_tokens: bool
+    max_tokens: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    include_prompt: bool = True
+    sentence: bool = False
+
+
+def text_rules(model: str, *, trust_remote_code: bool = False) -> TextRules:
+    """What the folder of `model` asks of texts: as sentence-transformers would take them where it saved the folder; otherwise whether the
+    tokenizer's special tokens are added, as encoders were trained and plain decoders were not. InputError for a folder that cannot be read.
+    """
+    folder = resolve_model(model, weights=False, code=trust_remote_code)
+    sentence = read_sentence_folder(folder)
+    if sentence is not None and sentence.static:
+        tokens = None if (folder / MODULES).is_file() else MODEL2VEC_TOKENS
+        return TextRules(
+            special_tokens=False,
+            max_tokens=tokens,
+            prompts=sentence.prompts,
+            default_prompt=sentence.default_prompt,
+            sentence=True,
+        )
+    inner = base_folder(folder, code=trust_remote_code)
+    if not (inner / "config.json").is_file():  # a tokenizer alone
+        return TextRules(special_tokens=False)
+    hf_config = read_config(inner, trust_remote_code=trust_remote_code)
+    if sentence is None:
+        return TextRules(special_tokens=_is_encoder(hf_config))
+    limits = [sentence.max_seq_length, _max_positions(text_part(hf_config))]
+    known = [limit for limit in limits if limit is not None]
+    return TextRules(
+        special_tokens=True,
+        max_tokens=min(known) if known else None,
+        prompts=sentence.prompts,
+        default_prompt=sentence.default_prompt,
+        include_prompt=sentence.include_prompt,
+        sentence=True,
+    )
+
+
+def _is_encoder(hf_config: PretrainedConfig) -> bool:
+    """Whether texts are read in both directions: not a decoder alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    names = hf_config.architectures or []
+    if hf_config.is_encoder_decoder:
+        return True
+    if getattr(hf_config, "is_decoder", False) or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return False
+    kind = hf_config.model_type
+    return kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def describe(config: ModelConfig) -> ModelInfo:
@@ -105,8 +184,11 @@ def describe(config: ModelConfig) -> ModelInfo:
 def _described(config: ModelConfig, given: Path) -> ModelInfo:
     if config.pooling == "none":
         require_no_projection(given)
-    adapter, folder = _adapter(given), base_folder(given, code=config.trust_remote_code)
+    sentence = read_sentence_folder(given) if config.pooling == "auto" else None
     device, devices, notes = resolve_device(config)
+    if sentence is not None and sentence.static:
+        return _described_table(config, sentence)
+    adapter, folder = _adapter(given), base_folder(given, code=config.trust_remote_code)
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)
     if config.backbone == "outer" and hf_config.is_encoder_decoder:
         raise InputError(
@@ -117,6 +199,12 @@ def _described(config: ModelConfig, given: Path) -> ModelInfo:
         _number(text_config, name, folder) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
     )
     dtype, dtype_notes = _dtype(config.dtype, hf_config, folder, device)
+    layer = _layer(config.layer, num_layers, config.model)
+    if sentence is not None and sentence.heads and layer != num_layers:
+        raise InputError(
+            f"--layer {config.layer}: the modules of {config.model!r} ({', '.join(sentence.named_modules)}) are for its last layer; name a "
+            "--pooling to have the pooled hidden states of another one without them"
+        )
     return ModelInfo(
         model=config.model,
         folder=folder,
@@ -125,8 +213,8 @@ def _described(config: ModelConfig, given: Path) -> ModelInfo:
         num_layers=num_layers,
         vocab_size=vocab_size,
         max_positions=_max_positions(text_config),
-        pooling=folder_pooling(given) if config.pooling == "auto" else config.pooling,
-        layer=_layer(config.layer, num_layers, config.model),
+        pooling=config.pooling if config.pooling != "auto" else sentence.pooling if sentence else "mean",
+        layer=layer,
         backbone=config.backbone,
         dtype=dtype,
         quantisation=_quantisation(config, hf_config),
@@ -134,7 +222,36 @@ def _described(config: ModelConfig, given: Path) -> ModelInfo:
         devices=devices,
         code=config.trust_remote_code,
         adapter=adapter,
+        sentence=sentence,
         notes=(*notes, *dtype_notes),
+    )
+
+
+def _described_table(config: ModelConfig, sentence: SentenceFolder) -> ModelInfo:
+    """A table of a vector a token: no layer, no dtype of its own, and quick enough on a CPU."""
+    table = static_table(sentence.transformer)
+    given = {"layer": -1, "backbone": "inner", "load_in_4bit": False}
+    for name, default in given.items():
+        if getattr(config, name) != default:
+            raise InputError(
+                f"--{name.replace('_', '-')}: {config.model!r} is a table of a vector a token, without layers. Leave it out."
+            )
+    return ModelInfo(
+        model=config.model,
+        folder=sentence.transformer,
+        architecture="StaticEmbedding",
+        hidden_size=table.width,
+        num_layers=0,
+        vocab_size=table.rows,
+        max_positions=None,
+        pooling="mean",
+        layer=0,
+        backbone="inner",
+        dtype="float32",
+        quantisation=None,
+        device="cpu",
+        devices=1,
+        sentence=sentence,
     )
 
 

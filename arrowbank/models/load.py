@@ -63,7 +63,8 @@ def require_loadable(config: ModelConfig, info: ModelInfo) -> None:
     the model on torch's "meta" device, so the class, the names and the shapes are those of the real load. What is stored quantized is
     left to its own loader.
     """
-    if info.quantisation is None or config.load_in_4bit:
+    is_table = info.sentence is not None and info.sentence.static
+    if not is_table and (info.quantisation is None or config.load_in_4bit):
         load_reader(config, info, torch.device("meta"), lambda part: part)
 
 

@@ -24,6 +24,8 @@ WEIGHTS = ".safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+MODULES = "modules.json"  # of sentence-transformers
+
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -69,8 +71,13 @@ def adapter_files(folder: Path) -> list[Path]:
 
 
 def base_folder(folder: Path, *, code: bool = False) -> Path:
-    """The folder of the weights that `folder` is about: itself, or the base model of an adapter that is saved alone."""
-    if (folder / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
+    """The folder of the weights that `folder` is about: itself, its first module where it is a sentence-transformers folder of the old
+    layout (0_Transformer), or the base model of an adapter that is saved alone."""
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / MODULES).is_file():
+        return next((place for _, place in module_folders(folder)), folder)
+    if not (folder / ADAPTER_CONFIG).is_file():
         return folder
     config = folder / ADAPTER_CONFIG
     base = read_json(config).get("base_model_name_or_path")
@@ -82,6 +89,22 @@ def base_folder(folder: Path, *, code: bool = False) -> Path:
         return resolve_model(base, code=code)
     except InputError as error:
         raise InputError(f"{config}: names a base model that cannot be used: {error}") from None
+
+
+def module_folders(folder: Path) -> list[tuple[str, Path]]:
+    """The modules that modules.json lists: the class of each, and its folder. InputError for a file or a place that cannot be used."""
+    file = folder / MODULES
+    try:
+        steps = [(str(step["type"]), str(step["path"])) for step in json_in(file, strict=False)]
+        places = [path if path not in ("", ".") else "" for _, path in steps]
+        checked = [
+            checked_place(folder, f"{path}/config.json", file, nested=True).parent if path else folder for path in places
+        ]
+    except UnsafeName as error:
+        raise InputError(str(error)) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({error!r}); name a --pooling to ignore it") from None
+    return [(kind, place) for (kind, _), place in zip(steps, checked, strict=True)]
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,96 +1,112 @@
-"""From T hidden states to one vector. Batches hold texts of one length, so there is no padding to mask: the mean over T is the
-masked mean. Sums are taken in float32 whatever the model computes in.
+"""From T hidden states to one vector, and on through the modules of a sentence-transformers folder.
+
+Batches hold texts of one length, so there is no padding to mask: the mean over T is the masked mean. Sums are taken in float32 whatever
+the model computes in, and the modules behind the pooling run in float32.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from arrowbank.bank.manifest import json_in
-from arrowbank.bank.names import UnsafeName, checked_place
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
 from arrowbank.errors import InputError
-from arrowbank.models.model_folder import read_json
-
-if TYPE_CHECKING:
-    import torch
-
-_MODES = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last"}
-_LEGACY = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "lasttoken",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
+from arrowbank.models.describe import ModelInfo
+from arrowbank.models.sentence_folder import Head
 
 
-def pool(hidden_NTD: torch.Tensor, how: str) -> torch.Tensor:
-    """(N, T, D) hidden states → (N, D) float32 by "mean", "last", "cls" (the first token) or "max"; by "none" (N, T, D) float32."""
-    import torch
+def pool(hidden_NTD: torch.Tensor, how: str, skip: int = 0) -> torch.Tensor:
+    """(N, T, D) hidden states → (N, D) float32.
 
+    By "mean", "mean_sqrt" (the sum over the root of T), "weighted_mean" (weights 1 … T), "last", "cls" (the first token) or "max";
+    several joined by "+" are concatenated. The first `skip` tokens do not count. By "none": (N, T, D) float32, all tokens.
+    """
+    if how == "none":
+        return hidden_NTD.float()
+    parts = [_pooled(hidden_NTD[:, skip:], one, skip) for one in how.split("+")]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _pooled(hidden_NTD: torch.Tensor, how: str, skip: int) -> torch.Tensor:
+    count = hidden_NTD.shape[1]
     if how == "mean":
         return hidden_NTD.mean(dim=1, dtype=torch.float32)
+    if how == "mean_sqrt":
+        root: float = max(count, 1) ** 0.5
+        return hidden_NTD.sum(dim=1, dtype=torch.float32) / root
+    if how == "weighted_mean":
+        weights = torch.arange(skip + 1, skip + count + 1, device=hidden_NTD.device, dtype=torch.float32)
+        weighted: torch.Tensor = (hidden_NTD * weights[:, None]).sum(dim=1, dtype=torch.float32) / weights.sum()
+        return weighted
     if how == "last":
         return hidden_NTD[:, -1].float()
     if how == "cls":
         return hidden_NTD[:, 0].float()
     if how == "max":
         return hidden_NTD.amax(dim=1).float()
-    if how == "none":
-        return hidden_NTD.float()
-    raise InputError(f"pooling is {how!r}; expected mean, last, cls, max or none")
+    raise InputError(
+        f"pooling is {how!r}; expected mean, mean_sqrt, weighted_mean, last, cls, max, or some of these joined by +"
+    )
 
 
-def _modules(folder: Path) -> dict[str, str]:
-    """The kinds of modules that the folder's sentence-transformers files list, and the folder of each; none where there is no list."""
+class Normalize(nn.Module):
+    """(N, D) → (N, D), each of norm 1."""
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return functional.normalize(vectors, p=2, dim=-1)
+
+
+class Dense(nn.Module):
+    """(N, D) → (N, E): a linear layer and its activation, with the input added where the folder says so."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        sizes = int(config["in_features"]), int(config["out_features"])
+        self.linear = nn.Linear(*sizes, bias=bool(config.get("bias", True)))
+        self.activation: nn.Module = getattr(nn, str(config.get("activation_function", "Tanh")).rpartition(".")[2])()
+        self.residual: nn.Module | None = None
+        if config.get("use_residual"):
+            self.residual = nn.Identity() if sizes[0] == sizes[1] else nn.Linear(*sizes, bias=False)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.activation(self.linear(vectors))
+        return out if self.residual is None else out + self.residual(vectors)
+
+
+class First(nn.Module):
+    """(N, D) → (N, E): the first E numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors[:, : self.width]
+
+
+def load_head(head: Head) -> nn.Module:
+    """The module, float32, its weights loaded. InputError where they are not those that its config asks for."""
+    if head.kind == "Normalize":
+        return Normalize()
     try:
-        modules = json_in(folder / "modules.json", strict=False)
-        return {str(step["type"]).rsplit(".", 1)[-1]: str(step["path"]) for step in modules}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / 'modules.json'} cannot be read ({error!r}); name a --pooling to ignore it") from error
-
-
-def require_no_projection(folder: Path) -> None:
-    """InputError where the folder's vectors per token are not the hidden states, but what a module makes of them (as in ColBERT models)."""
-    other = sorted(set(_modules(folder)) - {"Transformer", "Pooling", "Normalize"})
-    if other:
+        tensors = {name.removeprefix("norm."): value.float() for name, value in load_file(head.weights).items()}
+        module = Dense(dict(head.config)) if head.kind == "Dense" else nn.LayerNorm(len(tensors["weight"]))
+        module.load_state_dict(tensors)
+    except (SafetensorError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
         raise InputError(
-            f"{folder / 'modules.json'}: lists {', '.join(other)}, which --pooling none does not apply, so the vectors would not be this "
-            "model's. Give a folder without modules.json to store the hidden states."
-        )
+            f"{head.weights}: does not hold the weights of {head.kind} ({reason}). Save the model again."
+        ) from None
+    return module.eval().requires_grad_(False)
 
 
-def folder_pooling(folder: Path) -> str:
-    """The pooling that "auto" means for this model: what its sentence-transformers files say, else "mean".
-
-    Raises InputError where those files ask for what is not done here (another pooling, several at once, a dense layer).
-    """
-    steps = _modules(folder)
-    other = sorted(set(steps) - {"Transformer", "Pooling", "Normalize"})
-    if other:
-        raise InputError(
-            f"{folder / 'modules.json'} lists {', '.join(other)}, which arrowbank does not apply, so its vectors would not be "
-            "this model's; name a --pooling to have the pooled hidden states without it"
-        )
-    if "Pooling" not in steps:
-        return "mean"
-    path = steps["Pooling"]
-    try:
-        file = checked_place(folder, f"{path}/config.json" if path else "config.json", folder / "modules.json", nested=True)
-    except UnsafeName as error:
-        raise InputError(str(error)) from None
-    modes = _pooling_modes(read_json(file))
-    if len(modes) != 1 or modes[0] not in _MODES:
-        raise InputError(f"{file} asks for {' + '.join(modes)}; expected one of {', '.join(_MODES)}; name a --pooling instead")
-    return _MODES[modes[0]]
-
-
-def _pooling_modes(config: dict[str, Any]) -> list[str]:
-    modes = config.get("pooling_mode")
-    if modes is None:
-        return [mode for key, mode in _LEGACY.items() if config.get(key)] or ["mean"]
-    return [modes] if isinstance(modes, str) else [str(mode) for mode in modes]
+def heads_of(info: ModelInfo) -> nn.Sequential:
+    """(N, D) pooled → (N, E) float32: the modules of the model's folder."""
+    if info.sentence is None:
+        return nn.Sequential()
+    cut = [First(info.sentence.truncate_dim)] if info.sentence.truncate_dim is not None else []
+    return nn.Sequential(*map(load_head, info.sentence.heads), *cut)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from arrowbank.errors import InputError
 from arrowbank.models.device import quiet, refusing
 from arrowbank.models.model_folder import base_folder, resolve_model
+from arrowbank.models.sentence_folder import read_sentence_folder
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -39,13 +40,17 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
     It comes without the truncation, padding and length warning that the folder may have set: the caller's options decide.
     Raises InputError if there is none, or only a slow one.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     folder = resolve_model(model, weights=False, code=trust_remote_code)
+    sentence = read_sentence_folder(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         folder = base_folder(folder, code=trust_remote_code)  # of an adapter that is saved without its tokenizer
     with refusing(lambda reason: _no_tokenizer(model, folder, reason)), quiet():
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        if sentence is not None and sentence.static:  # has no model that a tokenizer class would be named for
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(sentence.transformer / "tokenizer.json"))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if not tokenizer.is_fast:
         raise InputError(
             f"tokenizer of {model!r} is {type(tokenizer).__name__}, a slow (pure Python) one; expected a fast one. Convert it "
@@ -55,10 +60,21 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
         tokenizer.all_special_tokens
     ):  # what transformers makes of no files at all
         raise InputError(_no_tokenizer(model, folder, f"its {type(tokenizer).__name__} has no tokens but special ones"))
+    if sentence is not None and sentence.lower_case:
+        _lower_case(tokenizer.backend_tokenizer)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = _NO_LIMIT
     return tokenizer
+
+
+def _lower_case(backend: Tokenizer) -> None:
+    """Lower case before all else, as sentence-transformers adds it; not where the tokenizer does it already."""
+    from tokenizers import normalizers
+
+    there = backend.normalizer
+    if there is None or ('"Lowercase"' not in backend.to_str() and '"lowercase":true' not in backend.to_str().replace(" ", "")):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([there] if there is not None else [])])
 
 
 def tokenizing() -> AbstractContextManager[None]:

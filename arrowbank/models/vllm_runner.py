@@ -197,7 +197,7 @@ class VllmEncoder:
     """(N, T) int32 token ids → (N, D) float32 vectors, or (N, T, D) with the pooling "none": not normalized, as `ModelEncoder` gives."""
 
     def __init__(self, states: VllmStates, info: ModelInfo) -> None:
-        self._states, self.info, self.hidden_size = states, info, info.hidden_size
+        self._states, self.info, self.hidden_size = states, info, info.width
 
     def encode(self, input_ids_NT: Ids) -> npt.NDArray[np.float32]:
         [vectors] = self.encode_stream([input_ids_NT])
@@ -206,7 +206,9 @@ class VllmEncoder:
     def encode_stream(self, batches: Iterable[Ids]) -> Iterator[npt.NDArray[np.float32]]:
         import torch
 
-        from arrowbank.models.pooling import pool
+        from arrowbank.models.pooling import heads_of, pool
 
+        heads = heads_of(self.info)
         for placed in self._states.stream_rows(batches):
-            yield pool(torch.stack(placed)[:, :, -1], self.info.pooling).numpy()
+            with torch.inference_mode():
+                yield heads(pool(torch.stack(placed)[:, :, -1], self.info.pooling)).numpy()

@@ -513,7 +513,7 @@ _RESUMED = [
 
 OPTIONS = words(
     "--out --source --onto --field --strict --on-bad-line --restart --tokenizer --max-tokens --special-tokens --on-long --prompt "
-    "--workers --model --encoder --pooling --layer --no-normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
+    "--workers --model --encoder --pooling --layer --normalize --dtype --max-batch --token-budget --shard-rows --limit --rows "
     "--shards --worker --where --to --stride --last-hidden-norm --max-shard-bytes --codec --spans --target-model --layers --loss-mask "
     "--on-nonfinite --arm --examples --length --filler --triples --decoys --seed --vocab --source --window --topk --tokens --chain "
     "--last-hidden-norm --epochs --lr --batch --quick --points --audit --min-cosine --threshold --max-shared -k --json -h "

@@ -91,6 +91,8 @@ class FeatureManifest(BankManifest, kw_only=True):
     tokenizer: str | None = None
     special_tokens: bool | None = None
     prompt: str | None = None
+    prompts: dict[str, str] | None = None
+    effective_recipe: str | None = None
     encoded_rows: Count | None = None
     bank: str | None = None
 
@@ -296,7 +298,7 @@ class FeaturesKind(Kind):
     words = "feature bank"
     made_by = "`arrowbank encode`"
     next = "arrowbank verify {folder}\narrowbank search {folder} TEXT\narrowbank report {folder} --out report.html"
-    shown = ("tokenizer", "model_path", "hidden_size", "max_key_tokens", "encoding", "limit")
+    shown = ("tokenizer", "model_path", "hidden_size", "max_key_tokens", "encoding", "effective_recipe", "limit")
     behind = ("texts", "tokens")
     rules = "arrowbank.combine.rules:FeatureRules"
     picture = "arrowbank.share.pictures:token_lengths"
@@ -360,6 +362,7 @@ class FeaturesKind(Kind):
             "the first dimensions of the model's (Matryoshka)": encoding.dim,
             "pooling": encoding.pooling or "the encoder's own",
             "at most tokens a text": manifest.max_key_tokens,
+            "recipe": manifest.effective_recipe,
             "texts by kind": manifest.kinds,
         }
         return Description("Feature bank", facts, ("feature-extraction",), LOAD if manifest.bank is None else MATRIX)

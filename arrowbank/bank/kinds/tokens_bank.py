@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from arrowbank.bank.checks import Check, found_wrong
 from arrowbank.bank.columns import list_values, values_of
-from arrowbank.bank.kinds import INT, Description, Field, Kind, Types, column_sum, equal, lists, register
-from arrowbank.bank.manifest import INFO, BankManifest, Manifest, Width
+from arrowbank.bank.kinds import ABSENT, INT, Description, Field, Kind, Types, column_sum, equal, lists, register
+from arrowbank.bank.manifest import INFO, BankManifest, Count, Manifest, Width
 from arrowbank.bank.reader import Bank
 
 
@@ -25,7 +25,7 @@ class TextsBehind(msgspec.Struct, kw_only=True):
 
 
 class TokensManifest(BankManifest, kw_only=True):
-    """`max_tokens` is how many a text has at most; `prompt` was put before every text."""
+    """`max_tokens` is how many a text has at most; `prompt` was put before every text, of a kind in `prompts` that one."""
 
     texts: TextsBehind | None = None
     tokenizer: str | None = None
@@ -33,6 +33,8 @@ class TokensManifest(BankManifest, kw_only=True):
     max_tokens: Width | None = None
     special_tokens: bool | None = None
     prompt: str | None = None
+    prompts: dict[str, str] | None = None
+    prompt_tokens: Count = 0
     counts: dict[str, Any] | None = None
 
 
@@ -65,6 +67,7 @@ class TokensKind(Kind):
             return
         names = ("tokenizer_fingerprint", "max_tokens", "special_tokens", "on_long", "prompt", "generations")
         yield from equal(manifest, {name: recipe[name] for name in names})
+        yield from equal(manifest, {"prompts": recipe.get("prompts", ABSENT)})
         yield "texts.plan_digest", manifest["texts"]["plan_digest"], recipe["texts"]
 
     def files_beside(self, bank: Bank) -> dict[str, int | None]:
