@@ -16,7 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from arrowbank.bank.files import Hash, digest_of, open_to_append, publish_json, sweep_temporaries
+from arrowbank.bank.files import (
+    Hash,
+    PublishingGroup,
+    digest_of,
+    json_without_secrets,
+    open_to_append,
+    publish_json,
+    sweep_temporaries,
+)
 from arrowbank.bank.locks import OWNER
 from arrowbank.bank.manifest import JOURNAL, LOG, MAX_COUNT, MAX_RECEIPT_BYTES, RESERVED, Receipt, readable_json
 from arrowbank.bank.names import check_names, check_places, checked_place, own_folder
@@ -56,6 +64,14 @@ class Journal:
         """Write the receipt of a file that is in place."""
         publish_json(self._path(receipt), receipt.to_json())
         return receipt
+
+    def sign_all(self, receipts: Iterable[Receipt]) -> None:
+        """Write the receipts of files that are in place, synced together."""
+        with PublishingGroup() as group:
+            for receipt in receipts:
+                with group.file(self._path(receipt), hash=None) as file:
+                    file.write(json_without_secrets(self._path(receipt), receipt.to_json()))
+            group.publish()
 
     def forget(self, receipts: Iterable[Receipt]) -> None:
         """Take receipts back: their files are to be made again."""

@@ -5,8 +5,9 @@ Ours (`block_output`): id i is what decoder block i puts out, −1 the embedding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from arrowbank.bank.files import HashedFile, require_space
@@ -84,16 +85,14 @@ def write_samples(
     lengths = rows.lengths.tolist()
     missing = [S for name, S in zip(names, lengths, strict=True) if name not in folder.receipts]
     require_space(folder.folder, sum(missing) * token_bytes + len(missing) * FILE_BYTES, "the export")
-    for row, (name, S) in enumerate(zip(names, lengths, strict=True)):
-        if name not in folder.receipts:
-            _write_sample(rows.read(row), folder, name, write)
-        phase.advance(rows.facts.sample_bytes(S))
 
+    def files() -> Iterator[tuple[str, Callable[[HashedFile], object]]]:
+        for row, (name, S) in enumerate(zip(names, lengths, strict=True)):
+            if name not in folder.receipts:
+                yield name, partial(write, rows.read(row), name)
+            phase.advance(rows.facts.sample_bytes(S))
 
-def _write_sample(
-    sample: TargetSample, folder: ExportFolder, name: str, write: Callable[[TargetSample, str, HashedFile], object]
-) -> None:
-    folder.write(name, lambda file: write(sample, name, file))
+    folder.write_group(files())
 
 
 def save_torch(value: dict[Any, Any], file: HashedFile) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatch
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any
 
 from arrowbank import __version__
 from arrowbank.bank import Bank
-from arrowbank.bank.files import HashedFile, digest_of, publish_bytes, publish_json, refuse_address
+from arrowbank.bank.files import HashedFile, PublishingGroup, digest_of, publish_bytes, publish_json, refuse_address
 from arrowbank.bank.folder_writer import FolderWriter
 from arrowbank.bank.manifest import JOURNAL, Receipt, canonical_json, readable_json
 from arrowbank.bank.names import UnsafeName, check_places, own_folder, refuse_links
@@ -30,6 +30,7 @@ from arrowbank.formats.sidecar import ENTRY, PLACES, SIDECAR, About, Sidecar, re
 
 CONVERTER = f"arrowbank {__version__}"
 NOTE = "export"  # in the journal
+GROUP_FILES, GROUP_BYTES = 256, 64 << 20  # of small files that are synced together
 
 
 def made_from(bank: Bank) -> dict[str, str]:
@@ -238,6 +239,34 @@ class ExportFolder(FolderWriter):
             checked = partial(self._write_the_same, name, write) if name in self._unproven else write
             self.receipts[name] = self._writer.write_file(name, checked, hash="xxh3_128")
         return self.receipts[name]
+
+    def write_group(self, files: Iterable[tuple[str, Callable[[HashedFile], object]]]) -> None:
+        """Publish many small files, each through its writer; those with a receipt are kept. They are synced by groups, not one by one: a
+        crash costs the group that is being written."""
+        with PublishingGroup() as group:
+            waiting: dict[str, HashedFile] = {}
+            for name, write in files:
+                if name in self._unproven:
+                    self.write(name, write)
+                elif name not in self.receipts:
+                    self._make_parent(name)
+                    with group.file(self.folder / name, hash="xxh3_128") as file:
+                        write(file)
+                    waiting[name] = file
+                    if len(group) >= GROUP_FILES or group.bytes >= GROUP_BYTES:
+                        self._sign(group, waiting)
+            self._sign(group, waiting)
+
+    def _sign(self, group: PublishingGroup, waiting: dict[str, HashedFile]) -> None:
+        """Publish a group's files and then their receipts."""
+        group.publish()
+        receipts = [
+            Receipt(name=name, rows=None, bytes=file.bytes, sha256="", plan_digest=self.digest, xxh3_128=file.digest)
+            for name, file in waiting.items()
+        ]
+        self._journal.sign_all(receipts)
+        self.receipts |= {receipt.name: receipt for receipt in receipts}
+        waiting.clear()
 
     def _write_the_same(self, name: str, write: Callable[[HashedFile], object], file: HashedFile) -> None:
         """Write what is there already. PlanMismatch where it is something else: nothing says that it may be replaced."""
