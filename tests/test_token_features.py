@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from arrowbank.bank.kinds.token_features_bank import TokenFeatureBank
 from arrowbank.engine.plan import BatchRules
 from arrowbank.errors import BadVector, InputError
 from arrowbank.features.search import Searcher
+from arrowbank.models import describe
 from arrowbank.report.write import ReportConfig, write_report
 from arrowbank.share.card import card_text
 from tests import tiny
@@ -63,7 +65,7 @@ def model(request: pytest.FixtureRequest) -> Path:
 def tokens(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("token-features")
     texts = tiny.save_texts_bank(folder / "texts", TEXTS)
-    tokenize(TokenizeConfig(tokenizer=str(model), special_tokens=True, max_tokens=24), texts, folder / "tokens")
+    tokenize(TokenizeConfig(tokenizer=str(model), max_tokens=24), texts, folder / "tokens")
     return folder / "tokens"
 
 
@@ -188,15 +190,75 @@ def test_what_has_no_meaning_with_it_is_refused(model: Path, tokens: Path, tmp_p
     for options in ({"mirror": False}, {"onto": str(tokens)}):
         with pytest.raises(InputError, match="has no effect with --pooling none"):
             config(model, **options)
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "x.Transformer"},
-        {"idx": 1, "name": "1", "path": "1", "type": "x.Dense"},
+
+
+# folders of sentence-transformers
+
+
+def encoded(folder: Path, out: Path) -> TokenFeatureBank:
+    """The bank of TEXTS by the model in `folder`, with what the folder asks of texts."""
+    out.mkdir()
+    texts = tiny.save_texts_bank(out / "texts", TEXTS)
+    tokenize(TokenizeConfig(tokenizer=str(folder)), texts, out / "tokens")
+    encode(config(folder), out / "tokens", out / "features")
+    return open_bank(out / "features", kind=TokenFeatureBank)
+
+
+def save_multi_vector(base: Path, out: Path, *, skiplist: Sequence[str] = (), seed: int = 0) -> Any:
+    """A late-interaction model, saved by sentence-transformers itself; the model."""
+    peer = pytest.importorskip("sentence_transformers.multi_vector_encoder")
+    modules = pytest.importorskip("sentence_transformers.base.modules")
+    torch.manual_seed(seed)
+    on_tokens = {"module_input_name": "token_embeddings"}
+    parts = [
+        modules.Transformer(str(base)),
+        modules.Dense(32, 16, bias=False, activation_function=torch.nn.Identity(), **on_tokens),
+        peer.modules.MultiVectorMask(list(skiplist)),
+        modules.Normalize(**on_tokens),
     ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(InputError, match="lists Dense, which --pooling none does not apply"):
-        encode(config(folder), tokens, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    model = peer.MultiVectorEncoder(modules=parts, device="cpu")
+    model.save(str(out))
+    return model
+
+
+def test_a_late_interaction_folder_gives_what_sentence_transformers_gives(tiny_bert: Path, tmp_path: Path) -> None:
+    expected = save_multi_vector(tiny_bert, tmp_path / "model").encode(TEXTS)
+    bank = encoded(tmp_path / "model", tmp_path / "bank")
+    assert bank.hidden_size == 16
+    for stored, wanted in zip(bank.vectors(TEXTS), expected, strict=True):
+        assert stored.shape == tuple(wanted.shape)
+        assert float(torch.nn.functional.cosine_similarity(torch.from_numpy(stored).float(), wanted).min()) >= 0.99999
+    save_multi_vector(tiny_bert, tmp_path / "other", seed=1)
+    fingerprints = {
+        describe(ModelConfig(model=str(tmp_path / name), pooling="none")).fingerprint for name in ("model", "other")
+    }
+    assert len(fingerprints) == 2
+    with pytest.raises(InputError, match=r"MultiVectorMask.*give --pooling none"):
+        describe(ModelConfig(model=str(tmp_path / "model")))
+
+
+def test_a_folder_that_leaves_tokens_out_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    save_multi_vector(tiny_bert, tmp_path / "model", skiplist=[",", "."])
+    with pytest.raises(InputError, match=r"2_MultiVectorMask.config\.json: leaves out the vectors of some tokens"):
+        describe(ModelConfig(model=str(tmp_path / "model"), pooling="none"))
+
+
+def test_tokens_of_an_embedding_folder_are_those_of_sentence_transformers(tiny_bert: Path, tmp_path: Path) -> None:
+    peer = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.base.modules")
+    pooling = pytest.importorskip("sentence_transformers.sentence_transformer.modules").Pooling
+    parts = [
+        modules.Transformer(str(tiny_bert), max_seq_length=12),
+        pooling(32),
+        modules.Dense(32, 8),
+        modules.Normalize(),
+    ]
+    model = peer.SentenceTransformer(modules=parts, device="cpu")
+    model.save(str(tmp_path / "model"))
+    expected = model.encode(TEXTS, output_value="token_embeddings")
+    for stored, wanted in zip(encoded(tmp_path / "model", tmp_path / "bank").vectors(TEXTS), expected, strict=True):
+        assert stored.shape == tuple(wanted.shape)
+        assert float(torch.nn.functional.cosine_similarity(torch.from_numpy(stored).float(), wanted).min()) >= 0.99999
 
 
 def test_a_bad_vector_of_a_token_is_named(model: Path, tokens: Path, tmp_path: Path) -> None:

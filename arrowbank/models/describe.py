@@ -32,7 +32,7 @@ from arrowbank.models.model_folder import (
     resolve_model,
     weight_files,
 )
-from arrowbank.models.sentence_folder import SentenceFolder, read_sentence_folder, require_no_projection, static_table
+from arrowbank.models.sentence_folder import SentenceFolder, read_sentence_folder, static_table
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -133,7 +133,7 @@ def text_rules(model: str, *, trust_remote_code: bool = False) -> TextRules:
     tokenizer's special tokens are added, as encoders were trained and plain decoders were not. InputError for a folder that cannot be read.
     """
     folder = resolve_model(model, weights=False, code=trust_remote_code)
-    sentence = read_sentence_folder(folder)
+    sentence = read_sentence_folder(folder, per_token=None)
     if sentence is not None and sentence.static:
         tokens = None if (folder / MODULES).is_file() else MODEL2VEC_TOKENS
         return TextRules(
@@ -182,9 +182,10 @@ def describe(config: ModelConfig) -> ModelInfo:
 
 
 def _described(config: ModelConfig, given: Path) -> ModelInfo:
-    if config.pooling == "none":
-        require_no_projection(given)
-    sentence = read_sentence_folder(given) if config.pooling == "auto" else None
+    per_token = config.pooling == "none"
+    sentence = read_sentence_folder(given, per_token=per_token) if per_token or config.pooling == "auto" else None
+    if per_token and sentence is not None and not sentence.heads and not sentence.static:
+        sentence = None  # the vectors of tokens are the hidden states
     device, devices, notes = resolve_device(config)
     if sentence is not None and sentence.static:
         return _described_table(config, sentence)
@@ -231,6 +232,10 @@ def _described_table(config: ModelConfig, sentence: SentenceFolder) -> ModelInfo
     """A table of a vector a token: no layer, no dtype of its own, and quick enough on a CPU."""
     table = static_table(sentence.transformer)
     given = {"layer": -1, "backbone": "inner", "load_in_4bit": False}
+    if config.pooling == "none":
+        raise InputError(
+            f"--pooling none: {config.model!r} is a table, whose vectors of tokens are the same in every text. Leave it out."
+        )
     for name, default in given.items():
         if getattr(config, name) != default:
             raise InputError(

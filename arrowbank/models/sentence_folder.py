@@ -47,7 +47,8 @@ _LEGACY = {  # in the order in which several are concatenated
 }
 NO_LIMIT = 1 << 20  # tokens of a text: more than any model takes
 _OWN = "sentence_transformers."
-_STATIC = "StaticEmbedding"
+_STATIC, _MASK = "StaticEmbedding", "MultiVectorMask"
+_OF_TEXT, _OF_TOKENS = "sentence_embedding", "token_embeddings"
 _ACTIVATIONS = {"Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "Mish", "Softplus"}
 
 
@@ -117,8 +118,11 @@ class SentenceFolder:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_sentence_folder(folder: Path) -> SentenceFolder | None:
-    """What `folder` asks for; None where it is no sentence-transformers folder. InputError for what is not applied here."""
+def read_sentence_folder(folder: Path, *, per_token: bool | None = False) -> SentenceFolder | None:
+    """What `folder` asks for; None where it is no sentence-transformers folder. InputError for what is not applied here.
+
+    `per_token`: of the vectors of tokens, not of texts (a MultiVectorEncoder has only these); None: of texts alone, before any vector.
+    """
     if not (folder / MODULES).is_file():
         return _model2vec(folder)
     steps = _steps(folder)
@@ -126,18 +130,29 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
     if not kinds or kinds[0] not in ("Transformer", _STATIC):
         raise _not_applied(folder, kinds[:1] or ["no module"])
     transformer, settings = steps[0][1], _read(folder / SETTINGS)
-    heads: list[Head] = []
+    heads: dict[str, list[Head]] = {_OF_TEXT: [], _OF_TOKENS: []}
     pooling: dict[str, Any] = {}
     for number, (kind, place) in enumerate(steps[1:], start=1):
         config = _read(place / "config.json")
         if kind == "Pooling" and number == 1 and kinds[0] == "Transformer":
             pooling = config
-        elif kind in ("Dense", "LayerNorm", "Normalize") and config.get("module_input_name", "sentence_embedding") == (
-            config.get("module_output_name") or "sentence_embedding"
+        elif kind in ("Dense", "LayerNorm", "Normalize") and (
+            (name := config.get("module_input_name", _OF_TEXT)) in heads and config.get("module_output_name") in (None, name)
         ):
-            heads.append(_head(kind, place, config))
+            heads[name].append(_head(kind, place, config))
+        elif kind == _MASK:
+            if per_token is False:
+                raise _not_applied(folder, [kind], "It gives a vector per token: give --pooling none")
+            if per_token and (config.get("skiplist_words") or config.get("keep_only_token_ids")):
+                raise InputError(
+                    f"{place / 'config.json'}: leaves out the vectors of some tokens (skiplist_words, keep_only_token_ids), which "
+                    "arrowbank does not. Empty the lists in a copy of the folder, and leave the tokens out when you score: the tokens bank "
+                    "has their ids."
+                )
         elif kind != "Dropout":
             raise _not_applied(folder, [kind])
+    if per_token is False and heads[_OF_TOKENS]:
+        raise _not_applied(folder, [f"{head.kind} of token_embeddings" for head in heads[_OF_TOKENS]], "Give --pooling none")
     own = next((found for name in TRANSFORMER_CONFIGS if (found := _read(transformer / name))), {})
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values() if text is not None):
@@ -153,26 +168,16 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
         folder=folder,
         transformer=transformer,
         static=kinds[0] == _STATIC,
-        pooling=_pooling(transformer, pooling) if pooling or "Pooling" in kinds else "mean",
+        pooling="none" if per_token else _pooling(transformer, pooling) if pooling or "Pooling" in kinds else "mean",
         include_prompt=bool(pooling.get("include_prompt", True)),
-        heads=tuple(heads),
+        heads=tuple(heads[_OF_TOKENS if per_token else _OF_TEXT]),
         max_seq_length=_count(own, "max_seq_length", transformer) or _tokenizer_limit(transformer),
         lower_case=bool(own.get("do_lower_case", False)),
         prompts=prompts,
         default_prompt=prompts[default] if default else "",
         similarity=settings.get("similarity_fn_name"),
-        truncate_dim=_count(settings, "truncate_dim", folder),
+        truncate_dim=None if per_token else _count(settings, "truncate_dim", folder),
     )
-
-
-def require_no_projection(folder: Path) -> None:
-    """InputError where the folder's vectors per token are not the hidden states, but what a module makes of them (as in ColBERT models)."""
-    kinds = [kind.rpartition(".")[2] for kind, _ in module_folders(folder)] if (folder / MODULES).is_file() else []
-    if other := sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"}):
-        raise InputError(
-            f"{folder / MODULES}: lists {', '.join(other)}, which --pooling none does not apply, so the vectors would not be this model's. "
-            "Give a folder without modules.json to store the hidden states."
-        )
 
 
 def _model2vec(folder: Path) -> SentenceFolder | None:
@@ -193,10 +198,10 @@ def _steps(folder: Path) -> list[tuple[str, Path]]:
     return [(kind.rpartition(".")[2], place) for kind, place in steps]
 
 
-def _not_applied(folder: Path, kinds: list[str]) -> InputError:
+def _not_applied(folder: Path, kinds: list[str], remedy: str = "") -> InputError:
     return InputError(
         f"{folder / MODULES} lists {', '.join(kinds)}, which arrowbank does not apply, so its vectors would not be "
-        "this model's; name a --pooling to have the pooled hidden states without it"
+        f"this model's; {remedy or 'name a --pooling to have the pooled hidden states without it'}"
     )
 
 

@@ -43,7 +43,7 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     folder = resolve_model(model, weights=False, code=trust_remote_code)
-    sentence = read_sentence_folder(folder)
+    sentence = read_sentence_folder(folder, per_token=None)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         folder = base_folder(folder, code=trust_remote_code)  # of an adapter that is saved without its tokenizer
     with refusing(lambda reason: _no_tokenizer(model, folder, reason)), quiet():
