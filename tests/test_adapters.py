@@ -16,6 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from arrowbank import FeatureBank, open_bank
 from arrowbank.errors import InputError
 from arrowbank.features.encode import encode
 from arrowbank.features.encode_config import EncodeConfig
@@ -201,3 +202,28 @@ def test_a_bank_of_an_adapter(tmp_path: Path, tiny_bert: Path) -> None:
         assert made["encoding"]["adapter"] == "LORA"
         digests.add(made["plan_digest"])
     assert len(digests) == 2
+
+
+def test_an_adapter_in_a_folder_of_sentence_transformers(tmp_path: Path, tiny_bert: Path) -> None:
+    peer = pytest.importorskip("sentence_transformers")
+    texts, fingerprints = tiny.texts(20), set()
+    for seed in range(3):
+        folder, alone = tmp_path / f"model-{seed}", adapted(tiny_bert, tmp_path / f"alone-{seed}", ["query"], seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = peer.SentenceTransformer(str(tiny_bert), device="cpu")
+            plain.save(str(folder))
+            for name in ("model.safetensors", "config.json"):  # as it saves a model that has an adapter
+                (folder / name).unlink()
+            for file in alone.glob("adapter_*"):
+                shutil.copy(file, folder)
+            expected, without = peer.SentenceTransformer(str(folder), device="cpu").encode(texts), plain.encode(texts)
+        bank = tiny.save_texts_bank(tmp_path / f"texts-{seed}", texts)
+        tokenize(TokenizeConfig(tokenizer=str(tmp_path / f"model-{seed}")), bank, tmp_path / f"tokens-{seed}")
+        config = ModelConfig(model=str(tmp_path / f"model-{seed}"), device="cpu", dtype="float32")
+        encode(EncodeConfig(model=config), tmp_path / f"tokens-{seed}", tmp_path / f"out-{seed}")
+        vectors = np.array(open_bank(tmp_path / f"out-{seed}", kind=FeatureBank).matrix, np.float32)
+        assert cosine(vectors, torch.from_numpy(expected)) >= 0.99999
+        assert cosine(vectors, torch.from_numpy(without)) < 0.999
+        fingerprints.add(describe(config).fingerprint)
+    assert len(fingerprints) == 3

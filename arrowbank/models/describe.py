@@ -30,6 +30,7 @@ from arrowbank.models.model_folder import (
     model_fingerprint,
     read_json,
     resolve_model,
+    transformer_folder,
     weight_files,
 )
 from arrowbank.models.sentence_folder import SentenceFolder, read_sentence_folder, static_table
@@ -189,7 +190,7 @@ def _described(config: ModelConfig, given: Path) -> ModelInfo:
     device, devices, notes = resolve_device(config)
     if sentence is not None and sentence.static:
         return _described_table(config, sentence)
-    adapter, folder = _adapter(given), base_folder(given, code=config.trust_remote_code)
+    adapter, folder = _adapter(transformer_folder(given)), base_folder(given, code=config.trust_remote_code)
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)
     if config.backbone == "outer" and hf_config.is_encoder_decoder:
         raise InputError(

@@ -53,7 +53,7 @@ def resolve_model(model: str, *, weights: bool = True, code: bool = False) -> Pa
             raise InputError(f"model {model!r}: no such folder; expected a folder or a Hugging Face Hub id like 'owner/name'")
         folder = _snapshot(model, [*_SMALL_FILES, *["*.safetensors"] * weights, *["*.py"] * code])
     if weights:
-        adapter_files(folder)
+        adapter_files(transformer_folder(folder))
         weight_files(base_folder(folder, code=code))
     return folder
 
@@ -70,14 +70,18 @@ def adapter_files(folder: Path) -> list[Path]:
     return [folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS]
 
 
-def base_folder(folder: Path, *, code: bool = False) -> Path:
-    """The folder of the weights that `folder` is about: itself, its first module where it is a sentence-transformers folder of the old
-    layout (0_Transformer), or the base model of an adapter that is saved alone."""
-    if (folder / "config.json").is_file():
+def transformer_folder(folder: Path) -> Path:
+    """Where the transformer of `folder` is: the folder itself, or its first module where it is a sentence-transformers folder of the old
+    layout (0_Transformer)."""
+    if (folder / "config.json").is_file() or not (folder / MODULES).is_file():
         return folder
-    if (folder / MODULES).is_file():
-        return next((place for _, place in module_folders(folder)), folder)
-    if not (folder / ADAPTER_CONFIG).is_file():
+    return next((place for _, place in module_folders(folder)), folder)
+
+
+def base_folder(folder: Path, *, code: bool = False) -> Path:
+    """The folder of the weights that `folder` is about: that of its transformer, or of the base model of an adapter saved alone."""
+    folder = transformer_folder(folder)
+    if (folder / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
         return folder
     config = folder / ADAPTER_CONFIG
     base = read_json(config).get("base_model_name_or_path")
