@@ -146,10 +146,10 @@ PEAK = """
 import resource, sys, pyarrow as pa
 from pathlib import Path
 from tests import tiny
-from arrowbank.features.tokenize import Batches
+from arrowbank.features.tokenize import Batches, TokenRules
 text = " ".join(tiny.SENTENCES)
 table = pa.table({"text": pa.array(["short", *(text * (int(sys.argv[2]) // len(text) + 1),) * 3], pa.large_string())})
-batches = Batches(Path(sys.argv[1]), "", 256, True, False)
+batches = Batches(Path(sys.argv[1]), TokenRules(max_tokens=256, special_tokens=True), False)
 batches(table.slice(0, 1))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 made = batches(table)
