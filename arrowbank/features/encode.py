@@ -549,7 +549,7 @@ class TokenEncodeStage(EncodeStage):
 
     @property
     def row_bytes(self) -> int:
-        return 2 * self.hidden_size * int(self.token_bank.manifest.max_tokens or 1)
+        return 2 * self.hidden_size * max(1, int(np.diff(self._offsets).max(initial=1)))
 
     def shard_bytes(self, shard: Shard) -> int:
         texts = self._text_bytes * shard.rows // len(self.token_bank)
