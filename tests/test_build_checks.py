@@ -71,6 +71,26 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def with_module(kind: str, **settings: object) -> Change:
+    """A folder of sentence-transformers: transformer, pooling, and a module of that kind in 2_Dense."""
+
+    def change(folder: Path) -> None:
+        places = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": kind}
+        steps = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for i, (path, name) in enumerate(places.items())
+        ]
+        (folder / "modules.json").write_text(json.dumps(steps))
+        for name, said in (
+            ("1_Pooling", {"pooling_mode_mean_tokens": True}),
+            ("2_Dense", {"in_features": 32, "out_features": 8, "bias": False} | settings),
+        ):
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / "config.json").write_text(json.dumps(said))
+
+    return change
+
+
 FOLDERS: dict[str, tuple[Change, str]] = {
     "no folder": (shutil.rmtree, "no such folder"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
@@ -154,4 +174,36 @@ def test_encode_refuses_texts_past_the_positions_before_it_writes(tmp_path: Path
     asked = EncodeConfig(model=ModelConfig(model=str(tiny_bert), device="cpu"))
     with pytest.raises(InputError, match=r"a text of 600 tokens, but model .* has 512 positions"):
         encode(asked, tmp_path / "tokens", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+HEADS: dict[str, tuple[Change, str]] = {
+    "no weights": (lambda folder: (folder / "2_Dense" / "model.safetensors").unlink(), "2_Dense has no model.safetensors"),
+    "weights cut off": (lambda folder: (folder / "2_Dense" / "model.safetensors").write_bytes(b"\x10"), "2_Dense"),
+    "another shape": (
+        lambda folder: save_file({"linear.weight": np.zeros((3, 3))}, folder / "2_Dense" / "model.safetensors"),
+        "Dense",
+    ),
+    "another model's": (
+        lambda folder: (
+            with_module("Dense", in_features=64)(folder),
+            save_file({"linear.weight": np.ones((8, 64), np.float32)}, folder / "2_Dense" / "model.safetensors"),
+        ),
+        "in_features is 64, what comes in has 32",
+    ),
+    "an unknown module": (with_module("CNN"), "CNN"),
+    "a dimension too many": (with_module("Dense", in_features=999), "2_Dense"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_module_that_cannot_be_loaded_is_refused_before_the_scan(tmp_path: Path, tiny_bert: Path, name: str) -> None:
+    change, said = HEADS[name]
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    with_module("Dense")(model)
+    save_file({"linear.weight": np.ones((8, 32), np.float32)}, model / "2_Dense" / "model.safetensors")
+    assert build(config(model, source(tmp_path)), tmp_path / "good")["hidden_size"] == 8
+    change(model)
+    with pytest.raises(InputError, match=said):
+        build(config(model, source(tmp_path)), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -66,10 +66,12 @@ def load_encoder(
 
 
 def require_loadable(config: ModelConfig, info: ModelInfo) -> None:
-    """Raise InputError where transformers cannot load the model of `info` whole. No value of a weight is read."""
-    from arrowbank.models import load
+    """Raise InputError where transformers cannot load the model of `info` whole, or the modules of its folder cannot be loaded. No value of
+    the model's weights is read."""
+    from arrowbank.models import encoder, load
 
     load.require_loadable(config, info)
+    encoder.heads_of(info)
 
 
 def load_taps(

@@ -65,7 +65,12 @@ class Head:
         return self.folder / SINGLE
 
     def width(self, width: int) -> int:
-        """The width of what comes out, of a vector of `width` numbers."""
+        """The width of what comes out, of a vector of `width` numbers. InputError for a module of vectors of another width."""
+        if self.kind == "Dense" and int(self.config["in_features"]) != width:
+            raise InputError(
+                f"{self.folder / 'config.json'}: in_features is {self.config['in_features']}, what comes in has {width} dimensions. The "
+                "folder was put together of different models: save it again."
+            )
         return int(self.config["out_features"]) if self.kind == "Dense" else width
 
 
