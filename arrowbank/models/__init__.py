@@ -68,10 +68,10 @@ def load_encoder(
 def require_loadable(config: ModelConfig, info: ModelInfo) -> None:
     """Raise InputError where transformers cannot load the model of `info` whole, or the modules of its folder cannot be loaded. No value of
     the model's weights is read."""
-    from arrowbank.models import encoder, load
+    from arrowbank.models import load, pooling
 
     load.require_loadable(config, info)
-    encoder.heads_of(info)
+    pooling.heads_of(info)
 
 
 def load_taps(
