@@ -21,13 +21,26 @@ import pytest
 import torch
 import transformers as tf
 
-from arrowbank import CaptureConfig, EngineConfig, ModelConfig, capture, estimate_capture, open_bank, verify
+from arrowbank import (
+    CaptureConfig,
+    EncodeConfig,
+    EngineConfig,
+    ModelConfig,
+    TokenizeConfig,
+    capture,
+    encode,
+    estimate_capture,
+    open_bank,
+    tokenize,
+    verify,
+)
 from arrowbank.bank.floats import float32_of
 from arrowbank.cli import main
 from arrowbank.errors import InputError
 from arrowbank.models import describe
 from arrowbank.models.vllm_engine import find_vllm
 from arrowbank.models.vllm_process import VllmChild
+from tests import tiny
 from tests.kill import tree_bytes
 
 PYTHON = os.environ.get("ARROWBANK_VLLM_PYTHON", "")
@@ -200,6 +213,18 @@ def test_a_server_gives_the_same_states(
         assert np.allclose(float32_of(mine.last), float32_of(theirs.last), rtol=2**-7, atol=2e-3)
     assert manifest["engine"]["probe"]["cosine"] > 1 - 1e-8
     assert [path.name for path in (tmp_path / "bank.states").iterdir()] == ["code"]
+
+
+def test_vectors_of_texts_are_those_of_transformers(models: Callable[[str], Path], tmp_path: Path) -> None:
+    tiny.save_bpe_tokenizer(tmp_path / "tokenizer")
+    texts = tiny.save_texts_bank(tmp_path / "texts", tiny.texts(60))
+    tokenize(TokenizeConfig(tokenizer=str(tmp_path / "tokenizer")), texts, tmp_path / "tokens")
+    model, engine = ModelConfig(model=str(models("qwen3")), device="cpu"), EngineConfig(vllm_python=PYTHON)
+    encode(EncodeConfig(model=model, runner="vllm", engine=engine), tmp_path / "tokens", tmp_path / "vllm")
+    encode(EncodeConfig(model=model), tmp_path / "tokens", tmp_path / "transformers")
+    found, expected = (np.asarray(open_bank(tmp_path / name).matrix, np.float32) for name in ("vllm", "transformers"))
+    assert np.allclose(found, expected, rtol=0, atol=2**-11)
+    assert (found == expected).mean() > 0.99
 
 
 def children() -> list[int]:
