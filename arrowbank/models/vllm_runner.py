@@ -211,4 +211,5 @@ class VllmEncoder:
         heads = heads_of(self.info)
         for placed in self._states.stream_rows(batches):
             with torch.inference_mode():
-                yield heads(pool(torch.stack(placed)[:, :, -1], self.info.pooling)).numpy()
+                vectors = heads(pool(torch.stack(placed)[:, :, -1], self.info.pooling)).numpy()
+            yield vectors  # outside of the mode, which would be the caller's, too
