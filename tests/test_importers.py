@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save_file
 
 from arrowbank import ExportConfig, ImportConfig, RunOptions, export, import_targets, open_bank, verify
-from arrowbank.errors import BadVector, InputError
+from arrowbank.errors import ArrowbankError, BadVector, InputError
 from arrowbank.report.folders import describe_any
+from arrowbank.targets.importer import find_rows
 from tests import dumps, tiny
 from tests.dumps import bits
 from tests.target_banks import LAYERS, MODEL, make_target_bank
@@ -333,3 +334,22 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     torch.save({**saved, "conversation_id": Bomb()}, tmp_path / "folder" / "1.pt")
     with pytest.raises(InputError, match=r"1\.pt: .*expected plain values and tensors"):
         import_targets(ImportConfig(target_model=MODEL), tmp_path / "folder", tmp_path / "bank")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_damage_anywhere_is_no_traceback(name: str, tmp_path: Path) -> None:
+    made, (write, _) = make(), WRITERS[name]
+    write(tmp_path / "folder", made)
+    files = [
+        path for path in (tmp_path / "folder").rglob("*") if path.name.endswith((".safetensors", ".ckpt", ".ckpt.gz", ".pt"))
+    ]
+    path = min(files)
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    for at in random.integers(0, len(whole), 120):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << int(random.integers(8)))]) + whole[at + 1 :])
+        try:
+            found = find_rows(ImportConfig(target_model=MODEL, on_bad_sample="quarantine"), tmp_path / "folder")
+            for row in range(len(found.rows.lengths)):
+                found.rows.read(row)
+        except ArrowbankError:
+            pass

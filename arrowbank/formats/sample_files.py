@@ -7,6 +7,7 @@ to disk."""
 from __future__ import annotations
 
 import hashlib
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -84,8 +85,8 @@ class TorchSample:
         try:
             with TorchFile(self.path) as file:
                 yield file
-        except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
-            raise BadSample(f"not a file of torch.save, or torn ({error})") from None
+        except NOT_A_ZIP as error:
+            raise BadSample(f"not a file of torch.save, or damaged ({error})") from None
 
     def _tensor(self, name: str) -> TorchTensor:
         tensor = self.values.get(name)
@@ -112,6 +113,8 @@ class TorchSample:
         return mask.astype(np.uint8)
 
 
+# what zipfile and gzip raise for damaged archives: other versions, encryption and names that are no UTF-8 among it
+NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError, OverflowError)
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
