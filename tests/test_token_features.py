@@ -158,6 +158,7 @@ def test_damage_is_found(bank: TokenFeatureBank, tmp_path: Path) -> None:
     assert "row 20 token 5 (norm 2" in failed["vectors"]
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_same_bytes(model: Path, tokens: Path, bank: TokenFeatureBank, tmp_path: Path) -> None:
     out, moment, deaths = tmp_path / "out", 0, 0
     while (outcome := kill_at(moment := moment + 9, encode, config(model), tokens, out, options=RunOptions(workers=1))).killed:
