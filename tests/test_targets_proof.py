@@ -155,13 +155,14 @@ def test_the_command_line_says_so_with_its_exit_code(tmp_path: Path, model: Path
     assert main(["targets", "verify", bank, "--model", str(model)]) == 0
 
 
-def test_a_proof_that_finds_no_hidden_state_to_compare_fails(tmp_path: Path, model: Path) -> None:
-    def late(row: int, tensors: Tensors) -> Tensors:  # the loss is past what the proof computes again
+def test_all_tokens_are_looked_at(tmp_path: Path, model: Path) -> None:
+    def late(
+        row: int, tensors: Tensors
+    ) -> Tensors:  # the loss, and so all that is kept, is at the end; and it is no state of the model
         return tensors | {"loss_mask": (torch.arange(len(tensors["input_ids"])) > 280).long()}
 
     make_dump(tmp_path / "dump", (300, 290), change=late, layers=3, width=32, vocab=500)
     config = ImportConfig(target_model="m", target_layer_ids=(0, 1, 3), spans="supervised")
     import_targets(config, tmp_path / "dump", tmp_path / "bank")
     found = proof(verify_targets(tmp_path / "bank", ModelConfig(model=str(model))))
-    assert [name for name, check in found.items() if not check.ok] == ["proof"]
-    assert "give more --samples" in found["proof"].detail
+    assert {"layers", "norm"} <= {name for name, check in found.items() if not check.ok}

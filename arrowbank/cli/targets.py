@@ -10,7 +10,7 @@ import typer
 
 from arrowbank.cli.options import Common, DryRun, Out, Restart
 from arrowbank.cli.show import finish, progress_for, show_checks, show_estimate, unfinished
-from arrowbank.settings import EXECUTION, Count, Help, Natural, Part
+from arrowbank.settings import EXECUTION, Count, Help, Part
 
 if TYPE_CHECKING:
     from arrowbank import CaptureConfig, ExportConfig, ImportConfig, ModelConfig, RunOptions
@@ -103,7 +103,7 @@ def verify(
             help={"model": Help("The target model: proves layers and norm by computing again.", "M")},
         ),
     ] = None,
-    samples: Annotated[Natural, Help("How many samples the model computes again.", default="4")] | None = None,
+    samples: Annotated[str, Help("How many samples the model computes again.", "N|all", default="59")] | None = None,
 ) -> None:
     """Prove hidden states: bytes, ids, masks, values; with --model that they are of the layers and norm they are labelled with.
 
@@ -111,7 +111,12 @@ def verify(
     """
     from arrowbank.targets.check_model import verify_targets
 
-    show_checks(verify_targets(folder, model, samples=samples, progress=progress_for(common.json)), common.json)
+    show_checks(verify_targets(folder, model, samples=count_or_all(samples), progress=progress_for(common.json)), common.json)
+
+
+def count_or_all(samples: str | None) -> int | str | None:
+    """A number of samples as it is typed."""
+    return int(samples) if samples is not None and samples.isdecimal() else samples
 
 
 def vocab(
