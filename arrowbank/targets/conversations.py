@@ -1,9 +1,11 @@
 """From a conversation to tokens, and to the tokens that the assistant wrote: those that count in the loss.
 
 The text comes from the tokenizer's own chat template and is tokenised once, whole. Where the template marks what the assistant
-says (`{% generation %}`), those marks are the spans. Where it does not, the conversation is rendered turn by turn: the text up
-to a turn, with the template's prompt for an answer, must be a prefix of the text with the answer, and that a prefix of the whole;
-what the answer adds is the span. A template that rewrites earlier turns fails this, and is refused: any mask would be a guess.
+says (`{% generation %}`), those marks are the spans. Where it does not, the whole conversation is rendered once more with a mark behind the
+content of every message. Without its marks that text must be the text: then each mark stands where its content ends, whatever the template
+does to earlier turns (drops their thinking, groups tool responses). An answer begins behind the mark of the message before it and what
+the template puts there to ask for an answer; it ends behind its own mark with what the template puts there to end a turn. What
+cannot be told so is refused: any mask would be a guess.
 
 A token counts when all of its characters lie inside one span. One that reaches across a border does not.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 TextSpan = tuple[int, int]
 
 ASSISTANT = "assistant"
+MARK = re.compile("\ue0d1\\d+\ue0d2")
+THINKING = re.compile(r"\s*(<think>\s*(</think>\s*)?)?|\s*</think>\s*")
 _SHOWN = 40  # characters around a difference
 
 
@@ -49,6 +54,7 @@ class ChatTokenizer:
                 "data of token rows (input_ids, loss_mask)."
             )
         self._tokenizer, self._name, self._renderer = tokenizer, name, shared_renderer()
+        self._special = sorted(map(str, tokenizer.all_special_tokens), key=len, reverse=True)
         # A post-processor may add special tokens, which are not wanted here, or trim blanks off the tokens' offsets
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -110,36 +116,101 @@ class ChatTokenizer:
     def _turn_by_turn(
         self, record: Record, messages: list[dict[str, Any]], rendered: Callable[..., tuple[str, list[TextSpan]]]
     ) -> tuple[str, list[TextSpan]]:
-        """The text, and the spans that each of the assistant's turns adds to what stands before it."""
+        """The text, and the spans that the assistant's turns have in it."""
 
-        def render(count: int, *, prompt: bool = False) -> str:
-            return rendered(messages[:count], prompt=prompt)[0]
+        def render(some: list[dict[str, Any]], *, prompt: bool = False) -> str:
+            return rendered(some, prompt=prompt)[0]
 
-        whole, spans = render(len(messages)), []
+        whole, marked = render(messages), [_marked(message, number) for number, message in enumerate(messages)]
+        text = render(marked)
+        if MARK.sub("", text) != whole:
+            raise self._refusal(record, 0, "the template looks at what messages say, and gives another text with a mark in it")
+        spans = []
         for turn in (at for at, message in enumerate(messages) if message["role"] == ASSISTANT):
             if turn == 0:
                 raise InputError(
                     f"{record.place}, message 1: is the assistant's, with nothing before it that a template could ask it with. "
                     "Put the user's message before it, or leave the line out."
                 )
-            before, after = render(turn, prompt=True), render(turn + 1)
-            self._require_prefix(record, turn, before, after, "the text up to it, with the prompt for an answer,")
-            self._require_prefix(record, turn, after, whole, "the text up to its end")
-            spans.append((len(before), len(after)))
-        return whole, spans
+            start = self._start(record, turn, text, render(marked[:turn], prompt=True))
+            spans.append((start, self._end(record, turn, text, start, marked, render)))
+        removed = [found.span() for found in MARK.finditer(text)]
 
-    def _require_prefix(self, record: Record, turn: int, part: str, longer: str, what: str) -> None:
-        if longer.startswith(part):
-            return
-        at = next((at for at, (left, right) in enumerate(zip(part, longer, strict=False)) if left != right), len(longer))
-        found, wanted = (text[max(0, at - _SHOWN // 2) : at + _SHOWN] for text in (longer, part))
-        raise InputError(
-            f"{record.place}, message {turn + 1} ({ASSISTANT}): {what} is not how the longer text begins: from character {at} on "
-            f"it has {found!r}, expected {wanted!r}. The chat template of {self._name!r} rewrites what stands before (it drops "
-            "the thinking of earlier turns, say), so which tokens the assistant wrote cannot be told; nothing is guessed. Give "
-            "a --tokenizer whose template has {% generation %} tags or keeps earlier turns, data of one answer a line, or token "
-            "rows (input_ids, loss_mask)."
+        def place(at: int) -> int:
+            return at - sum(min(end, at) - begin for begin, end in removed if begin < at)
+
+        return whole, [(place(start), place(end)) for start, end in spans]
+
+    def _start(self, record: Record, turn: int, text: str, before: str) -> int:
+        """Where an answer begins in the marked text: behind what asks for it, which `before` ends with."""
+        mark = mark_of(turn - 1)
+        if (
+            mark not in before or mark not in text
+        ):  # a message without content: the text before must be how the longer one begins
+            if text.startswith(before):
+                return len(before)
+            raise self._refusal(
+                record, turn, "the message before it has no content to be found by, and what stands before is rewritten"
+            )
+        asked = before[before.index(mark) + len(mark) :]
+        begin = text.index(mark) + len(mark)
+        same = next((at for at, (one, other) in enumerate(zip(asked, text[begin:], strict=False)) if one != other), len(asked))
+        if not THINKING.fullmatch(asked[same:]):  # a prompt may open the thinking that an earlier turn no longer has
+            raise self._refusal(
+                record,
+                turn,
+                f"the prompt for an answer is not how it begins (found {text[begin:][:_SHOWN]!r}, expected {asked!r})",
+            )
+        return begin + same
+
+    def _end(
+        self,
+        record: Record,
+        turn: int,
+        text: str,
+        start: int,
+        marked: list[dict[str, Any]],
+        render: Callable[[list[dict[str, Any]]], str],
+    ) -> int:
+        """Where an answer ends in the marked text: behind its mark, and what the template puts there to end a turn."""
+        alone, mark = render(marked[: turn + 1]), mark_of(turn)
+        if mark in text and mark in alone:
+            begin, ending = text.index(mark) + len(mark), alone[alone.index(mark) + len(mark) :]
+            if text.startswith(ending, begin):
+                return begin + len(ending)
+            closing = next((token for token in self._special if text.startswith(token, begin)), None)
+            if closing is not None:  # the last answer may end with another token than earlier ones
+                return begin + len(closing)
+            raise self._refusal(record, turn, "what ends it as the last message is not what ends it here")
+        # a call without words: it ends with what ends an answer of words alone
+        words = render([*marked[:turn], {"role": ASSISTANT, "content": mark}])
+        if mark in words and (ending := words[words.index(mark) + len(mark) :]).strip():
+            following = text.find(mark_of(turn + 1), start)
+            at = text.find(ending, start, following if following >= 0 else len(text))
+            if at >= start:
+                return at + len(ending)
+        raise self._refusal(record, turn, "it has no content, and where it ends cannot be told")
+
+    def _refusal(self, record: Record, turn: int, what: str) -> InputError:
+        return InputError(
+            f"{record.place}, message {turn + 1}: {what}. Which tokens the assistant wrote cannot be told from the chat template of "
+            f"{self._name!r}; nothing is guessed. Give a --tokenizer whose template has {{% generation %}} tags, data of one answer a "
+            "line, or token rows (input_ids, loss_mask)."
         )
+
+
+def mark_of(number: int) -> str:
+    """What stands behind the content of message `number`: private characters, which no template looks for."""
+    return f"\ue0d1{number}\ue0d2"
+
+
+def _marked(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """The message with its mark behind the last character of its content that is no blank, as templates may trim the rest."""
+    content = message.get("content")
+    if not isinstance(content, str) or not content.strip():
+        return message
+    end = len(content.rstrip())
+    return {**message, "content": content[:end] + mark_of(number) + content[end:]}
 
 
 def inside(offsets: npt.NDArray[np.int64], spans: Sequence[TextSpan]) -> npt.NDArray[np.uint8]:
