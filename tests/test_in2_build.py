@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -462,3 +463,33 @@ def test_the_last_raw_shard_may_be_smaller_and_it_is_said(tmp_path: Path, capsys
     )
     said = capsys.readouterr().err
     assert "the last raw shard holds 3 examples, and a loader drops 3 of them (18 triples)" in said
+
+
+@pytest.mark.parametrize("kind", ["llm.c", "megatron", "datatrove"])
+def test_fillers_of_32_bits_are_read_as_what_they_are(kind: str, tmp_path: Path) -> None:
+    ids = np.random.default_rng(3).integers(0, 100_000, 3000).astype("<u4")
+    np.save(tmp_path / "plain.npy", ids)
+    path = tmp_path / ("train_0.ds" if kind == "datatrove" else "train_0.bin")
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240801, 7, len(ids)
+    path.write_bytes((header.tobytes() if kind == "llm.c" else b"") + ids.tobytes())
+    if kind == "megatron":
+        index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", len(ids), 0, 0, 1)
+        path.with_suffix(".idx").write_bytes(index)
+    if kind == "datatrove":
+        np.array([len(ids)], "<u8").tofile(f"{path}.index")
+        Path(f"{path}.metadata").write_text(f"some tokenizer|4\n{len(ids)}\n3,000 tokens")
+    options = {"vocab": 100_000, "dtype": "uint32"}
+    for name, filler in (("a", tmp_path / "plain.npy"), ("b", path)):
+        build_in2(arms.small(**options), [filler], tmp_path / name)
+    rows = [np.array(datasets.load_from_disk(str(tmp_path / name))["input_ids"]) for name in "ab"]
+    assert np.array_equal(*rows)
+
+
+def test_halves_of_ids_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train_0.bin"
+    np.random.default_rng(3).integers(0, 100_000, 3000).astype("<u4").tofile(path)
+    with pytest.raises(InputError, match="the halves of uint32 ids"):
+        build_in2(arms.small(), [path], tmp_path / "arm")
+    np.random.default_rng(3).integers(0, 1000, 6000).astype("<u2").tofile(path)
+    build_in2(arms.small(), [path], tmp_path / "arm")

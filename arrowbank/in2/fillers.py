@@ -1,6 +1,8 @@
 """Where filler comes from: files of token ids, banks, and records with texts, all read as one long run of ids without loading it.
 
-    NAME.bin   headerless little-endian uint16; or, where it starts with the magic number, llm.c's 256 int32 and then uint16
+    NAME.bin   headerless little-endian uint16; or, where it starts with a magic number, llm.c's 256 int32 and then uint16 (GPT-2) or
+               uint32 (Llama 3); or, where NAME.idx is beside it, Megatron's
+    NAME.ds    datatrove's, as wide as NAME.ds.metadata says
     NAME.npy   a one-dimensional array of integers
     a folder   a token bank of ours, or a texts bank, which is tokenized (its rows follow each other with nothing between)
     records    of any known format, with the field `text` (or another, --text-field): tokenized in the same way
@@ -32,6 +34,7 @@ from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import InputError
+from arrowbank.formats.tokens import read_ids
 from arrowbank.in2.arm_config import FillerTexts
 from arrowbank.inputs.formats import PLAIN, TEXT
 from arrowbank.inputs.records import TABLES, Records, is_text
@@ -39,7 +42,9 @@ from arrowbank.settings import given, refuse_unread
 
 Ids = npt.NDArray[Any]
 
-LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 1024
+LLMC = {20240520: (1, 2), 20240801: (7, 4)}  # magic → version, and bytes of a token: GPT-2's, and Llama 3's
+LLMC_HEADER = 1024
+HALVES, FEWEST_HALVES, MOST_HIGH = 1 << 20, 64, 3  # a vocabulary has at most 262,144 ids
 BLOCK = 1 << 24
 TEXTS_AT_ONCE = 4096
 VALIDATION = {"val", "valid", "validation"}
@@ -161,6 +166,8 @@ def open_filler(path: str | Path, texts: FillerTexts = PLAIN_IDS) -> Filler:
             raise InputError(f"{path}: no such filler. Give a file of token ids (.bin, .npy), a bank, or records with texts.")
         if not Path(path).is_dir():
             return ArrayFiller(_npy(Path(path)) if suffix == ".npy" else _bin(Path(path)), Path(path))
+    if suffix == ".ds" and not is_address(path):
+        return ArrayFiller(_ds(Path(path)), Path(path))
     if (Path(path) / MANIFEST).exists():
         return _open_bank(Path(path), texts.tokenizer)
     records = _records(path, texts)
@@ -211,19 +218,41 @@ def _strings(column: Any) -> Iterator[str]:
 
 def _bin(path: Path) -> Ids:
     size = path.stat().st_size
-    if size % 2:
-        raise InputError(f"{path}: {size} bytes, ends inside a token (uint16). It was cut, or is no file of token ids.")
     if not size:
         raise InputError(f"{path}: is empty. Give a file of token ids.")
+    if path.with_suffix(".idx").is_file():  # Megatron's, which says how wide a token is
+        return read_ids("megatron", path, None)
     header = np.fromfile(path, "<i4", count=3)
-    if len(header) == 3 and header[0] == LLMC_MAGIC:
-        if header[1] != LLMC_VERSION or size != LLMC_HEADER + 2 * int(header[2]):
+    if len(header) == 3 and int(header[0]) in LLMC:
+        version, width = LLMC[int(header[0])]
+        if header[1] != version or size != LLMC_HEADER + width * int(header[2]):
             raise InputError(
                 f"{path}: an llm.c file of version {header[1]} that announces {header[2]:,} tokens in {size:,} bytes; expected "
-                f"version {LLMC_VERSION} and {LLMC_HEADER} + 2 × tokens bytes. It was cut, or is of another kind."
+                f"version {version} and {LLMC_HEADER} + {width} × tokens bytes. It was cut, or is of another kind."
             )
-        return np.asarray(np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER))
-    return np.asarray(np.memmap(path, "<u2", mode="r"))  # a plain array: a window of it is made in no time
+        return np.asarray(np.memmap(path, f"<u{width}", mode="r", offset=LLMC_HEADER))
+    if size % 2:
+        raise InputError(f"{path}: {size} bytes, ends inside a token (uint16). It was cut, or is no file of token ids.")
+    ids = np.asarray(np.memmap(path, "<u2", mode="r"))  # a plain array: a window of it is made in no time
+    _refuse_halves(path, ids)
+    return ids
+
+
+def _refuse_halves(path: Path, ids: Ids) -> None:
+    """InputError for ids of 32 bits: read as 16 bits, every second one is almost nothing, and the others are not."""
+    low, high = (ids[start:HALVES:2] for start in (0, 1))
+    if len(high) >= FEWEST_HALVES and (high <= MOST_HIGH).mean() > 0.99 and (low > MOST_HIGH).mean() > 0.5:
+        raise InputError(
+            f"{path}: every second token is at most {MOST_HIGH}, so these are the halves of uint32 ids; a .bin without a header is read as "
+            "uint16. Save it as .npy, which says its type: np.save('filler.npy', np.fromfile(path, '<u4'))."
+        )
+
+
+def _ds(path: Path) -> Ids:
+    """datatrove's tokens, whose width NAME.ds.metadata says."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such filler. Give a file of token ids (.bin, .npy, .ds), a bank, or records with texts.")
+    return read_ids("nanotron", path, None)
 
 
 def _npy(path: Path) -> Ids:
@@ -266,7 +295,7 @@ def _refuse_unread(paths: Sequence[str | Path], texts: FillerTexts) -> None:
     """InputError for an option about texts that none of the fillers needs."""
     banks = [Path(path) for path in paths if not is_address(path) and (Path(path) / MANIFEST).is_file()]
     others = [path for path in paths if is_address(path) or Path(path) not in banks]
-    readable = [path for path in others if is_address(path) or Path(path).suffix.lower() not in (".npy", ".bin")]
+    readable = [path for path in others if is_address(path) or Path(path).suffix.lower() not in (".npy", ".bin", ".ds")]
     if not readable and not any(read_json(bank / MANIFEST).get("kind") == "texts" for bank in banks):
         refuse_unread("fillers that are token ids", texts, ["tokenizer"])
     if not readable:
