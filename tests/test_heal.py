@@ -413,7 +413,7 @@ def test_what_cannot_be_healed(case: Case, tmp_path: Path) -> None:
     [
         ({"stride": 1, "chain": 3}, "--stride 1 is shorter than --chain 3"),
         ({"last_hidden_norm": "both"}, "last_hidden_norm is 'both'; expected one of post, pre"),
-        ({"init": True, "draft_from": "x"}, "give one of them"),
+        ({"init": True, "draft_from": "x"}, "at most one of --init and --draft-from"),
         ({"hard": 2.0}, "hard is 2.0; expected at least 0 and at most 1"),
         ({"chain": 0}, "chain is 0"),
         ({"codec": "int3"}, "int3"),
