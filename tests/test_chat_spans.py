@@ -75,7 +75,7 @@ DEEPSEEK = (
 GPT_OSS = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant"
     "[[{% if loop.last and m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}"
-    "<|channel|>final<|message|>{{ m.content }}{% if loop.last %}<|end|>{% else %}<|end|>{% endif %}]]"
+    "<|channel|>final<|message|>{{ m.content }}{% if loop.last %}<|return|>{% else %}<|end|>{% endif %}]]"
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )

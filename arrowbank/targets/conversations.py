@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TextSpan = tuple[int, int]
 
 ASSISTANT = "assistant"
+TOKEN = re.compile(r"<[|｜]?[\w▁ ]+[|｜]?>")  # as templates write the tokens that end a turn
 MARK = re.compile("\ue0d1\\d+\ue0d2")
 THINKING = re.compile(r"\s*(<think>\s*(</think>\s*)?)?|\s*</think>\s*")
 _SHOWN = 40  # characters around a difference
@@ -54,7 +55,6 @@ class ChatTokenizer:
                 "data of token rows (input_ids, loss_mask)."
             )
         self._tokenizer, self._name, self._renderer = tokenizer, name, shared_renderer()
-        self._special = sorted(map(str, tokenizer.all_special_tokens), key=len, reverse=True)
         # A post-processor may add special tokens, which are not wanted here, or trim blanks off the tokens' offsets
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -178,9 +178,10 @@ class ChatTokenizer:
             begin, ending = text.index(mark) + len(mark), alone[alone.index(mark) + len(mark) :]
             if text.startswith(ending, begin):
                 return begin + len(ending)
-            closing = next((token for token in self._special if text.startswith(token, begin)), None)
-            if closing is not None:  # the last answer may end with another token than earlier ones
-                return begin + len(closing)
+            blank = len(ending) - len(ending.lstrip())  # of the content, which the template may not trim
+            closing = TOKEN.match(text, begin + blank)
+            if closing and TOKEN.match(ending, blank) and text.startswith(ending[:blank], begin):
+                return closing.end()  # <|return|> at the end, <|end|> before it
             raise self._refusal(record, turn, "what ends it as the last message is not what ends it here")
         # a call without words: it ends with what ends an answer of words alone
         words = render([*marked[:turn], {"role": ASSISTANT, "content": mark}])
