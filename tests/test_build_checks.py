@@ -201,7 +201,7 @@ def test_a_module_that_cannot_be_loaded_is_refused_before_the_scan(tmp_path: Pat
     change, said = HEADS[name]
     model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
     with_module("Dense")(model)
-    weights = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float32)  # not ones: Bert's vectors add up to about zero
+    weights = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float32)  # not ones: Bert's vectors add up to 0
     save_file({"linear.weight": weights}, model / "2_Dense" / "model.safetensors")
     assert build(config(model, source(tmp_path)), tmp_path / "good")["hidden_size"] == 8
     change(model)
