@@ -135,6 +135,10 @@ def one_stretch(kept: States) -> None:
     kept[1][TARGET][40:72, 1] = noise(0.5, kept[1][TARGET][40:72, 1])
 
 
+def every_second_token(kept: States) -> None:
+    kept[0][TARGET][::2] = noise(1.0, kept[0][TARGET][::2])
+
+
 def quiet_noise(kept: States) -> None:
     kept[4][TARGET][:, 2] = noise(0.3, kept[4][TARGET][:, 2])
 
@@ -180,6 +184,7 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     "displaced by 8": (displaced(8), "displaced: they are those of 8 tokens later"),
     "displaced by -1": (displaced(-1), "displaced: they are those of 1 tokens earlier"),
     "one stretch of one tap": (one_stretch, "sample 1, tap 1 (layer 1), tokens"),
+    "every second token": (every_second_token, "sample 0, tap 0 (layer 0)"),
     "quiet noise in one tap": (quiet_noise, "sample 4, tap 2 (layer 3)"),
     "almost zero at the end": (zeros_at_the_end, "sample 5, tap 0 (layer 0), tokens 2"),
     "a scale": (scaled, "another scale: × 1.3"),
