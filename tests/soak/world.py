@@ -201,9 +201,10 @@ class World:
 
 
 def _scan_with_processes(out: Path) -> int:
-    from arrowbank import ScanConfig, scan
+    from arrowbank import RunOptions, ScanConfig, scan
 
-    return _exit_code(lambda: scan(ScanConfig(sources=(("t", "episodes.jsonl"), ("e", "more.jsonl"))), out, workers=2))
+    config = ScanConfig(sources=(("t", "episodes.jsonl"), ("e", "more.jsonl")))
+    return _exit_code(lambda: scan(config, out, options=RunOptions(workers=2)))
 
 
 def _build_in2_with_processes(out: Path) -> int:
