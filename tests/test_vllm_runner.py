@@ -483,18 +483,7 @@ def test_every_worker_has_a_child(model: Path, rows: Path, engine: Engine, whole
 def test_options_that_the_engine_does_not_take(
     model: Path, rows: Path, tmp_path: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "targets",
-        "capture",
-        "--model",
-        str(model),
-        "--source",
-        str(rows),
-        "--layers",
-        "1",
-        "--out",
-        str(tmp_path / "bank"),
-    ]
+    command = tiny.capture_command(model, rows, tmp_path / "bank")
     assert main([*command, "--runner", "vllm", *options]) == 2
     assert expected in capsys.readouterr().err
 
@@ -505,18 +494,7 @@ def test_options_that_the_engine_does_not_take(
 def test_options_of_the_engine_need_it(
     model: Path, rows: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "targets",
-        "capture",
-        "--model",
-        str(model),
-        "--source",
-        str(rows),
-        "--layers",
-        "1",
-        "--out",
-        str(tmp_path / "bank"),
-    ]
+    command = tiny.capture_command(model, rows, tmp_path / "bank")
     assert main([*command, *options]) == 2
     assert f"{options[0]}" in (error := capsys.readouterr().err)
     assert "has no effect with --runner transformers" in error

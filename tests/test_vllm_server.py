@@ -227,18 +227,7 @@ def test_a_server_with_too_little_room_or_another_key_or_none_at_all_is_refused(
 def test_options_that_a_server_does_not_take(
     model: Path, rows: Path, tmp_path: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "targets",
-        "capture",
-        "--model",
-        str(model),
-        "--source",
-        str(rows),
-        "--layers",
-        "1",
-        "--out",
-        str(tmp_path / "bank"),
-    ]
+    command = tiny.capture_command(model, rows, tmp_path / "bank")
     assert main([*command, "--runner", "vllm", *options]) == 2
     assert expected in capsys.readouterr().err
 

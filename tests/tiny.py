@@ -90,6 +90,11 @@ def conversations(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def capture_command(model: Path, rows: Path, out: Path) -> list[str]:
+    """The command line that captures block 1 of a model."""
+    return ["targets", "capture", "--model", str(model), "--source", str(rows), "--layers", "1", "--out", str(out)]
+
+
 def save_bpe_tokenizer(folder: Path, **options: Any) -> Path:
     """A byte-level BPE tokenizer of about 500 ids without a post-processor, as Qwen's, saved for `from_pretrained`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -38,6 +38,7 @@ from arrowbank.features.encode_config import (
 )
 from arrowbank.features.grow import DriftCheck, adopt, check_fits, open_old, told_since
 from arrowbank.features.stored_vectors import encoded, fault_of, finish
+from arrowbank.features.tokenize import prompts_of
 from arrowbank.models import local_model
 from arrowbank.models.vllm_engine import MOST_TOKENS, Vllm
 from arrowbank.models.vllm_runner import VllmJob, find_engine, prepare_vllm
@@ -288,6 +289,11 @@ class EncodeStage(Stage):
         keys = {"keys": 16 * self.rows}
         return keys | ({"mirror": self.rows * self.row_bytes + 2 * texts} if self.mirrored else {})
 
+    @property
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """The tokens of every row."""
+        return np.diff(self._offsets)
+
     @cached_property
     def _offsets(self) -> npt.NDArray[np.int64]:
         """Where the tokens of every row begin in those of all rows, and where the last ones end."""
@@ -299,7 +305,7 @@ class EncodeStage(Stage):
 
     @property
     def counts(self) -> dict[str, int]:
-        passes, ideal = batch_counts(np.diff(self._offsets).astype(np.int32), self.shards, self.config.rules)
+        passes, ideal = batch_counts(self._lengths.astype(np.int32), self.shards, self.config.rules)
         return {"hidden_size": self.hidden_size, "forward_passes": passes, "forward_passes_with_one_sort": ideal}
 
     def seconds(self, progress: Progress) -> float | None:
@@ -390,7 +396,7 @@ class EncodeStage(Stage):
     def effective(self) -> str:
         """What the vectors are, in a line."""
         tokens, info = self.token_bank.manifest, self.model
-        prompts = tokens.prompts or {"": tokens.prompt or ""}
+        prompts = prompts_of(tokens)
         said = [
             f"{kind or 'other'}={prompt!r}" if tokens.prompts else repr(prompt) for kind, prompt in prompts.items() if prompt
         ]
@@ -419,14 +425,14 @@ class EncodeStage(Stage):
             found, wanted = ("with", "without") if tokens.special_tokens else ("without", "with")
             wrong.append(f"were made {found} special tokens, expected {wanted} (--special-tokens)")
         used, known = (
-            set((tokens.prompts or {"": tokens.prompt or ""}).values()),
+            set(prompts_of(tokens).values()),
             {*asked.prompts.values(), asked.default_prompt},
         )
         if asked.prompts and not used <= (known if asked.default_prompt else known | {""}):
             wrong.append(
                 f"have the prompt {min(used - known)!r}, expected one of {', '.join(map(repr, sorted(known)))} (--prompt)"
             )
-        longest = int(np.diff(self._offsets).max(initial=0))
+        longest = int(self._lengths.max(initial=0))
         if asked.max_tokens is not None and longest > asked.max_tokens:
             wrong.append(f"have up to {longest} in a text, expected at most {asked.max_tokens} (--max-tokens)")
         if (
@@ -454,14 +460,13 @@ class EncodeStage(Stage):
                 f"{self.config.model_path}: does not pool the tokens of a prompt, and the kinds of texts in {self.token_bank.folder} have "
                 "different prompts. Make a bank of each kind: arrowbank select TEXTS --where kind=KIND."
             )
-        lengths = np.diff(self._offsets)
-        if len(empty := np.flatnonzero(lengths == 0)):
+        if len(empty := np.flatnonzero(self._lengths == 0)):
             raise InputError(
                 f"{self.token_bank.folder}: {len(empty):,} texts have no token, since the tokenizer drops all their characters; a text "
-                f"without tokens has no vector:{shown_texts(self.texts, empty)}\nTokenize with --special-tokens, or leave them out: "
+                f"without tokens has no vector:{shown_texts(self.texts, empty)}\nTokenize with --special-tokens on, or leave them out: "
                 f"arrowbank select {self.token_bank.folder} --where 'length>=1' --out DIR, then encode DIR."
             )
-        limit, longest = self.model.max_positions if self.model else None, int(lengths.max(initial=0))
+        limit, longest = self.model.max_positions if self.model else None, int(self._lengths.max(initial=0))
         if limit is not None and longest > limit:
             raise InputError(
                 f"{self.token_bank.folder}: a text of {longest} tokens, but model {self.config.model_path!r} has {limit} positions. "

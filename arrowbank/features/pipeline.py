@@ -19,7 +19,7 @@ from arrowbank.features.encode_config import EncodeConfig, check_growth, load_cu
 from arrowbank.features.grow import open_old
 from arrowbank.features.scan import ScanConfig, estimate_scan, scan
 from arrowbank.features.scan import inputs_of as scanned
-from arrowbank.features.tokenize import TokenizeConfig, token_rules, tokenize, truncating_backend
+from arrowbank.features.tokenize import TokenizeConfig, asked_of, token_rules, tokenize, truncating_backend
 from arrowbank.models import describe, load_tokenizer, local_model, require_loadable
 from arrowbank.progress import SILENT, Progress
 from arrowbank.settings import Help, Part, Place, Settings, checked, refuse_unread
@@ -87,7 +87,7 @@ def _as_the_model_asks(config: BuildConfig) -> BuildConfig:
 def _check_stages(config: BuildConfig, out: Path, options: RunOptions, progress: Progress) -> None:
     """Refuse, before the scan, what `tokenize` and `encode` would refuse after it."""
     tokenizer = load_tokenizer(config.tokenize.tokenizer, trust_remote_code=config.tokenize.trust_remote_code)
-    rules = token_rules(config.tokenize, [kind for kind, _ in config.scan.paths])
+    rules = token_rules(config.tokenize, asked_of(config.tokenize), [kind for kind, _ in config.scan.paths])
     truncating_backend(tokenizer, rules)
     if config.encode.model is None:
         hidden_size = int(load_custom_encoder(config.encode.model_path).hidden_size)

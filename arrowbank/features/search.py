@@ -23,7 +23,7 @@ from arrowbank.errors import ContractError, InputError, MissingDependency
 from arrowbank.features.encode_config import Encoder, load_custom_encoder
 from arrowbank.features.nearest import MARGIN, Cosines, nearest, true_cosines, unit_queries
 from arrowbank.features.stored_vectors import encoded
-from arrowbank.features.tokenize import TokenRules, token_rows
+from arrowbank.features.tokenize import TokenRules, prompts_of, token_rows
 from arrowbank.models import ModelConfig, describe, load_encoder, load_tokenizer, tokenizer_fingerprint
 from arrowbank.models.describe import NF4
 from arrowbank.models.model_config import Device, GpuMemory, TrustRemoteCode
@@ -221,9 +221,9 @@ def _model_config(bank: FeatureBank, config: SearchConfig) -> ModelConfig | None
 
 def _token_rules(bank: FeatureBank) -> TokenRules:
     """How the bank's texts became tokens."""
-    manifest = bank.manifest.json
-    prompts = manifest.get("prompts") or {"": manifest["prompt"]}
-    return TokenRules(max_tokens=bank.manifest.max_key_tokens, special_tokens=manifest["special_tokens"], prompts=prompts)
+    manifest = bank.manifest
+    special = bool(manifest.special_tokens)
+    return TokenRules(max_tokens=manifest.max_key_tokens, special_tokens=special, prompts=prompts_of(manifest))
 
 
 def _same(bank: FeatureBank, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -26,6 +26,8 @@ import pyarrow as pa
 from arrowbank import models
 from arrowbank.bank import Bank, BankWriter, open_bank
 from arrowbank.bank.files import publish_bytes, publish_json
+from arrowbank.bank.kinds.features_bank import FeatureManifest
+from arrowbank.bank.kinds.tokens_bank import TokensManifest
 from arrowbank.bank.manifest import Manifest, readable_json
 from arrowbank.bank.places import Named
 from arrowbank.bank.processes import REMEDY
@@ -110,11 +112,18 @@ class TokenRules:
         return len(set(self.prompts.values())) > 1
 
 
-def token_rules(config: TokenizeConfig, kinds: Collection[str] = ()) -> TokenRules:
-    """What `config` comes to for texts of these kinds. Raises InputError for a prompt or a kind that there is not, and for a folder that
-    cannot be read.
-    """
-    asked = models.text_rules(config.model or config.tokenizer, trust_remote_code=config.trust_remote_code)
+def prompts_of(manifest: TokensManifest | FeatureManifest) -> dict[str, str]:
+    """The prompts that the texts of a bank have, by kind; "" of all others."""
+    return manifest.prompts or {"": manifest.prompt or ""}
+
+
+def asked_of(config: TokenizeConfig) -> models.TextRules:
+    """What the model's folder asks of texts. InputError for a folder that cannot be read."""
+    return models.text_rules(config.model or config.tokenizer, trust_remote_code=config.trust_remote_code)
+
+
+def token_rules(config: TokenizeConfig, asked: models.TextRules, kinds: Collection[str] = ()) -> TokenRules:
+    """What `config` and its folder come to for texts of these kinds. Raises InputError for a prompt or a kind that there is not."""
     most = config.max_tokens or asked.max_tokens or (models.NO_LIMIT if asked.sentence else models.DEFAULT_TOKENS)
     special = asked.special_tokens if config.special_tokens == "auto" else config.special_tokens == "on"
     return TokenRules(max_tokens=most, special_tokens=special, prompts=_prompts(config.prompt, asked, kinds))
@@ -247,7 +256,11 @@ class TokenizeStage(Stage):
 
     @cached_property
     def rules(self) -> TokenRules:
-        return token_rules(self.config, self.source.manifest.json.get("kinds", ()))
+        return token_rules(self.config, self._asked, self.source.manifest.json.get("kinds", ()))
+
+    @cached_property
+    def _asked(self) -> models.TextRules:
+        return asked_of(self.config)
 
     @property
     def rows_a_shard(self) -> int:
@@ -315,7 +328,7 @@ class TokenizeStage(Stage):
         )
 
     def _tell_unused_prompts(self, progress: Progress) -> None:
-        asked = models.text_rules(self.config.model or self.config.tokenizer, trust_remote_code=self.config.trust_remote_code)
+        asked = self._asked
         unused = [name for name, text in asked.prompts.items() if text and text not in self.rules.prompts.values()]
         if unused and len(unused) == sum(map(bool, asked.prompts.values())):
             progress.message(

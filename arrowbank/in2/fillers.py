@@ -34,7 +34,7 @@ from arrowbank.bank.mapped import map_npy
 from arrowbank.bank.refusals import raise_refusal
 from arrowbank.bank.remote.addresses import is_address
 from arrowbank.errors import InputError
-from arrowbank.formats.tokens import read_ids
+from arrowbank.formats.tokens import HEADER_BYTES, LLMC_HEADERS, read_ids
 from arrowbank.in2.arm_config import FillerTexts
 from arrowbank.inputs.formats import PLAIN, TEXT
 from arrowbank.inputs.records import TABLES, Records, is_text
@@ -42,8 +42,7 @@ from arrowbank.settings import given, refuse_unread
 
 Ids = npt.NDArray[Any]
 
-LLMC = {20240520: (1, 2), 20240801: (7, 4)}  # magic → version, and bytes of a token: GPT-2's, and Llama 3's
-LLMC_HEADER = 1024
+LLMC = {magic: (version, np.dtype(kind).itemsize) for kind, (magic, version) in LLMC_HEADERS.items()}
 HALVES, FEWEST_HALVES, MOST_HIGH = 1 << 20, 64, 3  # a vocabulary has at most 262,144 ids
 BLOCK = 1 << 24
 TEXTS_AT_ONCE = 4096
@@ -225,12 +224,12 @@ def _bin(path: Path) -> Ids:
     header = np.fromfile(path, "<i4", count=3)
     if len(header) == 3 and int(header[0]) in LLMC:
         version, width = LLMC[int(header[0])]
-        if header[1] != version or size != LLMC_HEADER + width * int(header[2]):
+        if header[1] != version or size != HEADER_BYTES + width * int(header[2]):
             raise InputError(
                 f"{path}: an llm.c file of version {header[1]} that announces {header[2]:,} tokens in {size:,} bytes; expected "
-                f"version {version} and {LLMC_HEADER} + {width} × tokens bytes. It was cut, or is of another kind."
+                f"version {version} and {HEADER_BYTES} + {width} × tokens bytes. It was cut, or is of another kind."
             )
-        return np.asarray(np.memmap(path, f"<u{width}", mode="r", offset=LLMC_HEADER))
+        return np.asarray(np.memmap(path, f"<u{width}", mode="r", offset=HEADER_BYTES))
     if size % 2:
         raise InputError(f"{path}: {size} bytes, ends inside a token (uint16). It was cut, or is no file of token ids.")
     ids = np.asarray(np.memmap(path, "<u2", mode="r"))  # a plain array: a window of it is made in no time

@@ -246,7 +246,11 @@ class _Line:
     name: str
     label: int | None  # among the candidates
     noise: list[float] = field(default_factory=list)  # of stretches, from the model computed otherwise
-    medians: list[torch.Tensor] = field(default_factory=list)  # [candidates, T] a sample
+    errors: list[torch.Tensor] = field(default_factory=list)  # of tokens: [candidates, T] a sample
+
+    def medians(self) -> torch.Tensor:
+        """How far the median token of all samples is from each candidate."""
+        return torch.cat(self.errors, dim=1).median(dim=1).values
 
     def tolerance(self, stored: float) -> float:
         own = float(np.quantile(self.noise, 0.95)) if self.noise else 0.0
@@ -266,7 +270,6 @@ class _Proof:
         sides = {"post": 0, "pre": 1}
         self._last = _Line("last hidden states", sides.get(rows.facts.last_hidden_norm))
         self._stored = STORED.get(rows.facts.codec, STORED["fp8"])
-        self._samples: dict[int, tuple[npt.NDArray[np.int64], torch.Tensor, torch.Tensor, int]] = {}
         self._seen: dict[int, Computed] = {}
         self._agree = {"post": [0, 0], "pre": [0, 0]}
         self._own_agree = [0, 0]
@@ -300,9 +303,9 @@ class _Proof:
         taps = _values(sample.taps).view(len(places), self._facts.layers, -1)
         last = _values(sample.last)
         for tap, line in enumerate(self._taps):
-            line.medians.append(_relative(taps[:, tap], true.blocks[:, at]))
+            line.errors.append(_relative(taps[:, tap], true.blocks[:, at]))
         sides = torch.stack([true.post, true.blocks[-1]])
-        self._last.medians.append(_relative(last, sides[:, at]))
+        self._last.errors.append(_relative(last, sides[:, at]))
         for norm in self._agree:
             tokens = self._witness.next_tokens(last, normed=norm == "post")
             self._agree[norm][0] += int((tokens == true.next_tokens[at]).sum())
@@ -318,9 +321,9 @@ class _Proof:
         """Find the stretches of one sample that are not what they are labelled."""
         if line.label is None:
             return
-        tolerance, errors = line.tolerance(self._stored), line.medians[-1]
-        mine = _stretches(errors[line.label])
-        others = torch.stack([_stretches(one) for one in errors])
+        tolerance, errors = line.tolerance(self._stored), line.errors[-1]
+        others = _stretches(errors)
+        mine = others[line.label].clone()
         others[line.label] = torch.inf
         bad = ~(mine <= tolerance) | ((others.min(dim=0).values < mine / 2) & (mine > self._stored))
         if not bad.any():
@@ -400,7 +403,7 @@ class _Proof:
         """Whether each tap is nearest to the block that it is labelled with."""
         ids, wrong, found, errors = self._facts.target_layer_ids, [], [], []
         for tap, line in enumerate(self._taps):
-            medians = torch.cat(line.medians, dim=1).median(dim=1).values
+            medians = line.medians()
             nearest, error = int(medians.argmin()) + EMBEDDINGS, float(medians.min())
             found.append(nearest)
             errors.append(error)
@@ -419,10 +422,8 @@ class _Proof:
 
     def norm(self) -> Check:
         """Whether the last hidden states are after or before the final norm, as labelled."""
-        both = torch.cat(self._last.medians, dim=1).median(dim=1).values
-        medians = {"post": float(both[0]), "pre": float(both[1])}
+        medians, nearest = self._norms()
         agreement = {norm: equal / max(1, count) for norm, (equal, count) in self._agree.items()}
-        nearest = min(medians, key=lambda norm: medians[norm])
         label = self._facts.last_hidden_norm
         told = ", ".join(f"{norm}: {medians[norm]:.2%} off, {agreement[norm]:.1%} of next tokens agree" for norm in medians)
         if not medians[nearest] <= FITS:
@@ -433,15 +434,16 @@ class _Proof:
             )
         return Check("norm", label == nearest, f"labelled {label}, they are {nearest} ({told})")
 
-    def _nearest_norm(self) -> str:
-        both = torch.cat(self._last.medians, dim=1).median(dim=1).values
-        return "post" if both[0] <= both[1] else "pre"
+    def _norms(self) -> tuple[dict[str, float], str]:
+        """How far the last hidden states are from either side of the norm, and the nearer side."""
+        medians = dict(zip(("post", "pre"), self._last.medians().tolist(), strict=True))
+        return medians, min(medians, key=lambda norm: medians[norm])
 
     def _mislabelled(self) -> set[str]:
         """The names of what is another thing as a whole: `layers` and `norm` say so."""
         found = set()
         for line in (*self._taps, self._last):
-            medians = torch.cat(line.medians, dim=1).median(dim=1).values
+            medians = line.medians()
             if line.label not in (None, int(medians.argmin())) and float(medians.min()) <= FITS:
                 found.add(line.name)
         return found
@@ -461,7 +463,7 @@ class _Proof:
 
     def answers(self) -> Check:
         """Whether the head says what the model says, as often as it does of the model's own states computed otherwise."""
-        norm = self._nearest_norm()  # whether that is the label's, `norm` says
+        _, norm = self._norms()  # whether that is the label's, `norm` says
         (equal, count), (own_equal, own_count) = self._agree[norm], self._own_agree
         found, own = equal / max(1, count), own_equal / max(1, own_count)
         # of as many tokens, this much fewer is chance; a codec of 8 bits turns near ties
@@ -478,9 +480,11 @@ def _starts(count: int) -> npt.NDArray[np.int64]:
 
 
 def _stretches(errors: torch.Tensor) -> torch.Tensor:
-    """The error that three quarters of each stretch stay below, of the errors [T] of tokens."""
-    parts = [errors[start : start + WINDOW].nan_to_num(nan=torch.inf) for start in _starts(len(errors)).tolist()]
-    return torch.stack([part.quantile(0.75, interpolation="lower") for part in parts])
+    """The error that three quarters of each stretch stay below, of the errors [..., T] of tokens: [..., stretches]."""
+    size = min(WINDOW, errors.shape[-1])
+    places = torch.from_numpy(_starts(errors.shape[-1]))[:, None] + torch.arange(size)
+    parts = torch.where(errors.isnan(), torch.inf, errors)[..., places]  # NaN is as far away as can be
+    return parts.sort(dim=-1).values[..., 3 * (size - 1) // 4]
 
 
 def _near(found: torch.Tensor, true: torch.Tensor, tolerance: float) -> bool:
